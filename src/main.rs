@@ -1,0 +1,2 @@
+//! The vfiod binary.
+fn main() {}

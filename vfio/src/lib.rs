@@ -1,0 +1,1 @@
+//! The host kernel's side of GPU passthrough.

@@ -1,0 +1,2 @@
+//! Real-kernel tests of vfiod.
+fn main() {}

@@ -1,1 +1,23 @@
-//! The host kernel's side of GPU passthrough.
+//! The host kernel's side of GPU passthrough: what it says, and what it takes.
+//!
+//! * [`host`]: where a host's kernel is met, below one root
+//! * [`pci`]: addresses, functions, class codes and roles
+//! * [`iommu`]: groups and their viability
+//! * [`driver`]: which write comes next on a function's way from one driver to another
+//! * [`holders`]: which processes have a device open
+//! * [`nvidia`]: the host driver's own device nodes
+//! * [`write`]: the kernel writes that exist, as data
+//! * [`writer`]: the one seam through which they go, in a child process under a deadline
+//! * [`sim`]: a simulated kernel over a directory tree
+//!
+//! Synchronous, and free of Kubernetes. Reading is a matter of [`host::Host`]; nothing but [`writer`]'s child writes.
+
+pub mod driver;
+pub mod holders;
+pub mod host;
+pub mod iommu;
+pub mod nvidia;
+pub mod pci;
+pub mod sim;
+pub mod write;
+pub mod writer;

@@ -1,0 +1,115 @@
+//! Answers the kubelet's Allocate.
+//!
+//! An answer is a promise that lasts as long as the pod, so it is made on a fresh look, only of what is offered and free
+//! at that moment, and only after the hold is durable.
+
+use std::collections::BTreeSet;
+
+use vfio::pci::Address;
+
+use super::{Agent, boot_seconds};
+use crate::{
+    desired::WorkloadType,
+    device_plugin::{AllocateCall, Grant, Refusal, RefusalKind},
+    offers::{Offer, kubevirt_grant},
+    reason::chain,
+    usage::Hold,
+};
+
+fn refusal(code: &'static str, kind: RefusalKind, message: impl Into<String>) -> Refusal {
+    Refusal { code, message: message.into(), kind }
+}
+
+impl Agent {
+    pub(super) async fn allocate(&mut self, call: AllocateCall) {
+        let AllocateCall { resource, ids, reply } = call;
+        if reply.is_closed() {
+            return;
+        }
+        let answer = self.answer(&resource, &ids).await;
+        match &answer {
+            Ok(_) => tracing::info!(%resource, ?ids, "given out"),
+            Err(refusal) => tracing::warn!(%resource, ?ids, code = refusal.code, "{}", refusal.message),
+        }
+        let given = answer.is_ok();
+        if reply.send(answer).is_err() && given {
+            // Nobody waited any more, so the kubelet counts these as free. Their holds end as any other's, by its grace:
+            // the answer may have been on its way.
+            tracing::warn!(%resource, ?ids, "the kubelet did not wait for the answer");
+        }
+        // The mates of what was given out are not to be had any more.
+        self.publish();
+    }
+
+    async fn answer(&mut self, resource: &str, ids: &[String]) -> Result<Grant, Refusal> {
+        if self.desired.workload_type != WorkloadType::VmPassthrough {
+            let text =
+                format!("this node is on its way to {}: nothing is given to VMs", self.desired.workload_type);
+            return Err(refusal("WorkloadType", RefusalKind::Unavailable, text));
+        }
+        let devices = ids
+            .iter()
+            .map(|id| self.offered(resource, id).map(|offer| offer.id))
+            .collect::<Result<BTreeSet<_>, _>>()?;
+        // What was right at the last pass may have changed since: drivers, nodes, holders, pods that have ended.
+        if !self.look().await {
+            let text = "the node cannot be looked at, so nothing is promised of it";
+            return Err(refusal("NotObserved", RefusalKind::Unavailable, text));
+        }
+        self.plan();
+        self.publish();
+        for address in &devices {
+            self.check(resource, *address, &devices)?;
+        }
+        let before = self.usage.holds.clone();
+        let hold = Hold { resource: resource.to_owned(), answered_at: boot_seconds(), shown: false };
+        self.usage.holds.extend(devices.iter().map(|address| (*address, hold.clone())));
+        self.journal.holds.clone_from(&self.usage.holds);
+        if let Err(error) = self.keeper.keep(&self.journal).await {
+            self.usage.holds = before;
+            self.journal.holds.clone_from(&self.usage.holds);
+            let text =
+                format!("the hold could not be made durable, so nothing is given out: {}", chain(&error));
+            return Err(refusal(error.code(), RefusalKind::Internal, text));
+        }
+        Ok(kubevirt_grant(&self.inventory, resource, &devices))
+    }
+
+    fn offered(&self, resource: &str, id: &str) -> Result<&Offer, Refusal> {
+        let found = self.offers.iter().find(|offer| offer.resource == resource && offer.id.to_string() == id);
+        found.ok_or_else(|| {
+            let text = format!("{resource} {id} is not a device of this node");
+            refusal("UnknownDevice", RefusalKind::UnknownDevice, text)
+        })
+    }
+
+    /// Whether `address` may be promised now, together with the other `devices`.
+    fn check(&self, resource: &str, address: Address, devices: &BTreeSet<Address>) -> Result<(), Refusal> {
+        let offer = self.offered(resource, &address.to_string())?;
+        if offer.given_out {
+            let users: Vec<_> =
+                self.usage.pods_with(address).map(|pod| format!("{}/{}", pod.namespace, pod.pod)).collect();
+            let by = if users.is_empty() { String::new() } else { format!(" (pod {})", users.join(", ")) };
+            let text = format!("{resource} {address} is given out already{by}");
+            return Err(refusal("InUse", RefusalKind::InUse, text));
+        }
+        if let Some(reason) = offer.reasons.first() {
+            let kind = if reason.code == "GroupHeld" { RefusalKind::InUse } else { RefusalKind::Unavailable };
+            return Err(refusal(reason.code, kind, format!("{resource} {address}: {}", reason.message)));
+        }
+        let Some(group) = offer.iommu_group else {
+            return Err(refusal(
+                "NoIommu",
+                RefusalKind::Unavailable,
+                format!("{address} is in no IOMMU group"),
+            ));
+        };
+        if self.gate.contains(&group) {
+            let text = format!("group {group} of {address} is being moved");
+            return Err(refusal("Switching", RefusalKind::Unavailable, text));
+        }
+        // The whole group goes to the pod that asks: a mate that is not in this very request stays unused.
+        debug_assert!(devices.contains(&address));
+        Ok(())
+    }
+}

@@ -1,0 +1,251 @@
+//! One pass: look, plan, move, look, publish.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use tokio::{task::JoinSet, time::Instant};
+
+use super::{Agent, Trouble, Wake, boot_seconds};
+use crate::{
+    conduct::{Conduct, Event},
+    execute::Outcome,
+    inventory::{Inventory, observe},
+    kubelet,
+    offers::{View, advertised, offers},
+    plan::{Move, Plan, Verdict, plan},
+    reason::{Reason, chain},
+};
+
+/// The shortest time to another try, whatever else says.
+const SHORTEST_RETRY: Duration = Duration::from_millis(200);
+
+/// How soon a write that has not come back is looked at again: mostly it is a killed agent's last one.
+const LATE_RETRY: Duration = Duration::from_secs(1);
+
+/// The longest back-off of a group that fails again and again.
+const LONGEST_BACKOFF: Duration = Duration::from_secs(60);
+
+impl Agent {
+    /// Makes one pass, and says when the next is due.
+    pub(super) async fn pass(&mut self) -> Wake {
+        self.desired = self.channels.wish.borrow_and_update().clone();
+        if !self.look().await {
+            self.report();
+            return self.wake_in(self.settings.blocked_retry, "the node could not be looked at");
+        }
+        self.reap_wedged();
+        self.plan();
+        if self.due().moves().next().is_some() {
+            self.move_groups().await;
+        }
+        self.publish();
+        self.keep_journal().await;
+        self.next_wake()
+    }
+
+    /// Asks kernel and kubelet how things are. The kubelet comes first, so that no process can have come between that
+    /// is of a pod not heard of.
+    pub(super) async fn look(&mut self) -> bool {
+        let pods = kubelet::list(&self.settings.kubelet, self.settings.pod_resources_deadline).await;
+        let host = self.settings.host.clone();
+        let mut task = JoinSet::new();
+        task.spawn_blocking(move || observe(&host));
+        let observed: Result<Inventory, String> = match task.join_next().await {
+            Some(Ok(Ok(inventory))) => Ok(inventory),
+            Some(Ok(Err(error))) => Err(error.to_string()),
+            _ => Err("the look broke off".to_owned()),
+        };
+        match observed {
+            Ok(inventory) => {
+                self.inventory = inventory;
+                self.failure = None;
+            }
+            Err(error) => {
+                tracing::error!("{error}");
+                self.failure = Some(Reason::new("NotObserved", error));
+                return false;
+            }
+        }
+        self.usage.pods = pods.into();
+        for address in self.usage.settle(&self.inventory, boot_seconds(), self.settings.hold_grace.as_secs())
+        {
+            tracing::info!(%address, "no pod has it any more");
+        }
+        true
+    }
+
+    pub(super) fn plan(&mut self) {
+        self.plan = plan(&self.inventory, &self.desired, &self.usage, &self.journal.priors);
+        for address in self.plan.groups.iter().flat_map(|plan| &plan.settled) {
+            self.journal.priors.remove(address);
+        }
+        // What went right, or is not to be moved any more, is in no trouble.
+        let moving: BTreeSet<u32> = self.plan.moves().map(|(group, _)| group).collect();
+        let wedged = &self.wedged;
+        self.troubles.retain(|group, _| moving.contains(group) || wedged.contains_key(group));
+    }
+
+    /// The plan without the groups whose time has not come: wedged ones, and those that failed a moment ago.
+    fn due(&self) -> Plan {
+        let now = Instant::now();
+        let due = |group: u32| {
+            !self.journal.pending.contains_key(&group)
+                && self.troubles.get(&group).is_none_or(|trouble| trouble.next_try <= now)
+        };
+        let groups = self.plan.groups.iter().filter(|plan| plan.group.is_some_and(due)).cloned().collect();
+        Plan { groups }
+    }
+
+    async fn move_groups(&mut self) {
+        self.gate = self.due().moves().map(|(group, _)| group).collect();
+        self.publish();
+        // The look that allows a write is never older than the gate.
+        if !self.look().await {
+            self.gate.clear();
+            return;
+        }
+        self.plan();
+        let mut due = self.due();
+        due.groups.retain(|plan| plan.group.is_some_and(|group| self.gate.contains(&group)));
+        let mut conduct = Conduct::start(&self.settings.host, &self.settings.writer, &due);
+        loop {
+            tokio::select! {
+                // Both arms are cancel-safe: Conduct keeps its events, the channel its calls.
+                event = conduct.next() => match event {
+                    Event::Announce(announce) => announce.record(&mut self.journal, &mut self.keeper).await,
+                    Event::Finished { group, moves, outcome } => self.conclude(group, &moves, outcome),
+                    Event::AllDone => break,
+                },
+                Some(call) = self.channels.allocate.recv() => self.allocate(call).await,
+            }
+        }
+        self.look().await;
+        self.plan();
+        self.gate.clear();
+    }
+
+    fn conclude(&mut self, group: u32, moves: &[Move], outcome: Outcome) {
+        self.journal.conclude(group, moves, &outcome);
+        let text = outcome.to_string();
+        let (code, retryable) = match outcome {
+            Outcome::Done => {
+                tracing::info!(group, functions = moves.len(), "group moved, and read back");
+                self.troubles.remove(&group);
+                return;
+            }
+            Outcome::RolledBack { error } | Outcome::Broken { error, .. } => {
+                (error.code(), error.retryable())
+            }
+            Outcome::Wedged { child, .. } => {
+                self.wedged.insert(group, child);
+                ("Wedged", true)
+            }
+        };
+        tracing::error!(group, code, "{text}");
+        let failures = self.troubles.get(&group).map_or(1, |trouble| trouble.failures.saturating_add(1));
+        let backoff = if retryable {
+            LONGEST_BACKOFF.min(Duration::from_secs(1) * 2_u32.saturating_pow(failures.min(6) - 1))
+        } else {
+            LONGEST_BACKOFF
+        };
+        let trouble =
+            Trouble { reason: Reason::new(code, text), failures, next_try: Instant::now() + backoff };
+        self.troubles.insert(group, trouble);
+    }
+
+    /// Lets go of writes that have come back from the kernel: their groups are looked at anew.
+    fn reap_wedged(&mut self) {
+        self.wedged.retain(|group, child| {
+            let ended = child.ended();
+            if ended {
+                tracing::info!(group, "the kernel has answered at last");
+                self.troubles.remove(group);
+            }
+            !ended
+        });
+        let wedged = &self.wedged;
+        // Writers of an agent before this one count as well, as long as they live.
+        self.journal.pending.retain(|group, pending| wedged.contains_key(group) || pending.writer.alive());
+    }
+
+    /// Makes offers and status from what is known now.
+    pub(super) fn publish(&mut self) {
+        let trouble = self.trouble_reasons();
+        self.offers = offers(View {
+            inventory: &self.inventory,
+            desired: &self.desired,
+            plan: &self.plan,
+            usage: &self.usage,
+            naming: &self.settings.naming,
+            trouble: &trouble,
+        });
+        let next = advertised(&self.offers);
+        self.channels.advertised.send_if_modified(|now| {
+            let changed = *now != next;
+            *now = next;
+            changed
+        });
+        self.report();
+    }
+
+    /// Every group in trouble, with why.
+    pub(super) fn trouble_reasons(&self) -> BTreeMap<u32, Reason> {
+        let mut reasons: BTreeMap<u32, Reason> =
+            self.troubles.iter().map(|(group, trouble)| (*group, trouble.reason.clone())).collect();
+        for (group, pending) in &self.journal.pending {
+            reasons.entry(*group).or_insert_with(|| {
+                let text = format!(
+                    "an earlier write has not come back from the kernel (process {}: {}); the group is left alone",
+                    pending.writer.pid, pending.write
+                );
+                Reason::new("Wedged", text)
+            });
+        }
+        reasons
+    }
+
+    /// Makes what the pass changed of holds and priors durable. A journal that cannot be written keeps its old content,
+    /// which remembers more, never less; the next pass tries again.
+    pub(super) async fn keep_journal(&mut self) {
+        self.journal.holds.clone_from(&self.usage.holds);
+        if let Err(error) = self.keeper.keep(&self.journal).await {
+            tracing::error!(code = error.code(), "{}", chain(&error));
+        }
+    }
+
+    fn wake_in(&self, after: Duration, why: &'static str) -> Wake {
+        Wake { at: Instant::now() + after, why }
+    }
+
+    fn next_wake(&self) -> Wake {
+        let blocked = self.plan.groups.iter().any(|plan| match &plan.verdict {
+            Verdict::Refused { refusals } => refusals.iter().any(|refusal| refusal.code() == "InUse"),
+            Verdict::Right | Verdict::Move { .. } => false,
+        });
+        let mut wakes = vec![self.wake_in(self.settings.rescan, "rescan")];
+        if blocked {
+            wakes.push(self.wake_in(self.settings.blocked_retry, "something in use is looked at again"));
+        }
+        if !self.usage.holds.is_empty() {
+            wakes.push(self.wake_in(self.settings.blocked_retry, "holds are looked at again"));
+        }
+        if !self.journal.pending.is_empty() {
+            let soon = self.settings.blocked_retry.min(LATE_RETRY);
+            wakes.push(self.wake_in(soon, "a late write is looked at again"));
+        }
+        // A wedged group is tried again when its write has come back, not by the clock.
+        let failed = self.troubles.iter().filter(|(group, _)| !self.journal.pending.contains_key(group));
+        let soonest = Instant::now() + SHORTEST_RETRY;
+        wakes.extend(failed.map(|(_, trouble)| Wake {
+            at: trouble.next_try.max(soonest),
+            why: "a failed group is tried again",
+        }));
+        // The list begins with the rescan, so there is always one.
+        wakes
+            .into_iter()
+            .min_by_key(|wake| wake.at)
+            .unwrap_or_else(|| self.wake_in(self.settings.rescan, "rescan"))
+    }
+}

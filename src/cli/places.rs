@@ -1,0 +1,87 @@
+//! Where a node's things are: host, state, sockets, kubelet.
+
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use vfio::{host::Host, writer::WriterCommand};
+
+use super::{Failure, KERNEL_WRITER, NodeArgs};
+use crate::{
+    config::Config,
+    inventory::{Inventory, observe},
+    journal::{Journal, Store},
+    kubelet::{self, KubeletDir},
+    names,
+    offers::Naming,
+    usage::Usage,
+};
+
+/// The places of one node.
+#[derive(Debug, Clone)]
+pub struct Places {
+    pub host: Host,
+    pub state_dir: PathBuf,
+    pub socket: PathBuf,
+    pub kubelet: KubeletDir,
+}
+
+impl Places {
+    pub fn new(args: &NodeArgs) -> Result<Self, Failure> {
+        let host = match &args.root {
+            Some(root) => Host::at(root)?,
+            None => Host::system()?,
+        };
+        let below = |path: &str| host.root().join(path);
+        Ok(Self {
+            state_dir: args.state_dir.clone().unwrap_or_else(|| below("var/lib/vfiod")),
+            // A state directory of its own stands for an agent of its own.
+            socket: args
+                .state_dir
+                .as_ref()
+                .map_or_else(|| below("run/vfiod"), PathBuf::clone)
+                .join("vfiod.sock"),
+            kubelet: KubeletDir::new(args.kubelet_dir.clone().unwrap_or_else(|| below("var/lib/kubelet"))),
+            host,
+        })
+    }
+
+    pub fn store(&self) -> Store {
+        Store::new(&self.state_dir)
+    }
+
+    pub fn journal(&self) -> Result<Journal, Failure> {
+        Ok(self.store().load(&self.host.boot_id())?)
+    }
+
+    /// What is in use, beside what the inventory shows.
+    pub async fn usage(&self, journal: &Journal, deadline: Duration) -> Usage {
+        let pods = kubelet::list(&self.kubelet, deadline).await.into();
+        Usage { holds: journal.holds.clone(), pods }
+    }
+
+    pub fn observe(&self) -> Result<Inventory, Failure> {
+        Ok(observe(&self.host)?)
+    }
+}
+
+/// The names of a node: the built-in ones, and its own pci.ids.
+pub fn naming(root: &Path, config: &Config) -> Naming {
+    let loaded = names::load(root, config.names.file.as_deref(), config.names.prefer);
+    for warning in &loaded.warnings {
+        tracing::warn!("{warning}");
+    }
+    let aliases = names::Aliases::from_lookup(|key| std::env::var(key).ok());
+    Naming { names: loaded.names, aliases }
+}
+
+/// How this binary makes its kernel writes.
+pub fn writer_command(deadline: Duration) -> WriterCommand {
+    WriterCommand {
+        // The running file itself, whatever has been put in its place since.
+        program: PathBuf::from("/proc/self/exe"),
+        arguments: vec![KERNEL_WRITER.to_owned()],
+        deadline,
+    }
+}

@@ -1,0 +1,133 @@
+//! How each resource stands with the kubelet, published.
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+
+use crate::kubelet::RegisterError;
+use crate::kubelet::socket::SocketError;
+
+/// The state of every advertised resource, by resource name.
+pub type Registrations = BTreeMap<String, Registration>;
+
+/// How one resource stands with the kubelet.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Registration {
+    /// The socket's file name in `device-plugins/`.
+    pub socket: String,
+    /// Where it stands.
+    pub state: RegistrationState,
+    /// How often the kubelet has accepted a registration since the resource appeared.
+    pub accepted: u64,
+    /// The last thing that went wrong; empty once the kubelet watches.
+    pub failure: Option<RegistrationFailure>,
+}
+
+/// Where a resource stands. `Unregistered → Accepted → Watched`, and from each back to `Unregistered`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RegistrationState {
+    /// Not registered: not yet, or no longer. It is being tried, see `failure`.
+    Unregistered,
+    /// The kubelet has accepted the registration and has not opened ListAndWatch yet.
+    Accepted,
+    /// The kubelet watches: the devices are the node's capacity.
+    Watched,
+}
+
+/// What went wrong, as data.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RegistrationFailure {
+    /// A stable name: `code()` of the error, or the reason a session ended.
+    pub code: String,
+    /// The error with all its causes.
+    pub message: String,
+    /// Whether it can get better without anyone doing something. It is tried again in any case.
+    pub retryable: bool,
+}
+
+impl From<&RegisterError> for RegistrationFailure {
+    fn from(error: &RegisterError) -> Self {
+        Self { code: error.code().to_owned(), message: chain(error), retryable: error.retryable() }
+    }
+}
+
+impl From<&SocketError> for RegistrationFailure {
+    fn from(error: &SocketError) -> Self {
+        Self { code: error.code().to_owned(), message: chain(error), retryable: error.retryable() }
+    }
+}
+
+/// An error with its sources, each said once.
+fn chain(error: &(dyn Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
+}
+
+/// One resource's line in the published table.
+#[derive(Clone, Debug)]
+pub(super) struct StatusOut {
+    resource: String,
+    all: Arc<watch::Sender<Registrations>>,
+}
+
+impl StatusOut {
+    pub(super) fn new(resource: &str, all: Arc<watch::Sender<Registrations>>) -> Self {
+        Self { resource: resource.to_owned(), all }
+    }
+
+    /// Makes the line: nothing has been tried yet.
+    pub(super) fn appear(&self, socket: &str) {
+        let line = Registration {
+            socket: socket.to_owned(),
+            state: RegistrationState::Unregistered,
+            accepted: 0,
+            failure: None,
+        };
+        self.all.send_modify(|all| {
+            all.insert(self.resource.clone(), line);
+        });
+    }
+
+    pub(super) fn accepted(&self) {
+        self.change(|line| {
+            line.state = RegistrationState::Accepted;
+            line.accepted += 1;
+        });
+    }
+
+    pub(super) fn watched(&self) {
+        self.change(|line| {
+            line.state = RegistrationState::Watched;
+            line.failure = None;
+        });
+    }
+
+    /// Not registered any more, or still not.
+    pub(super) fn unregistered(&self, failure: Option<RegistrationFailure>) {
+        self.change(|line| {
+            line.state = RegistrationState::Unregistered;
+            if failure.is_some() {
+                line.failure = failure;
+            }
+        });
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Registration)) {
+        self.all.send_if_modified(|all| {
+            let Some(line) = all.get_mut(&self.resource) else { return false };
+            let before = line.clone();
+            change(line);
+            *line != before
+        });
+    }
+}

@@ -1,0 +1,175 @@
+//! A snapshot of all that the kernel says. Plain data, compared by value; only [`observe`] touches the world.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+};
+
+use serde::Serialize;
+use vfio::{
+    driver::{VFIO_PCI, is_vfio},
+    holders::{self, Holder, Holders, Opaque},
+    host::{Host, ReadError},
+    iommu::{self, Blocker, Group},
+    nvidia::{self, Scope},
+    pci::{self, Address, Function, Role},
+};
+
+/// What a node looks like at one moment.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Inventory {
+    /// All readable functions.
+    pub functions: BTreeMap<Address, Function>,
+    /// Functions that could not be read, each with why.
+    pub unreadable: BTreeMap<Address, String>,
+    /// All IOMMU groups; none at all where there is no IOMMU.
+    pub groups: BTreeMap<u32, Group>,
+    /// Who has VFIO and NVIDIA nodes open.
+    pub holders: Holders,
+    /// The host driver's nodes, and what each stands for.
+    pub nvidia_nodes: BTreeMap<String, Scope>,
+    /// Whether the vfio-pci driver is there to bind to.
+    pub vfio_loaded: bool,
+    /// Whether the kernel has iommufd (`/dev/iommu`).
+    pub iommufd: bool,
+}
+
+/// A process that has a function of a group open.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct Open {
+    /// The process.
+    #[serde(flatten)]
+    pub holder: Holder,
+    /// The node that it has open, on the host.
+    pub node: String,
+}
+
+/// The host could not be observed at all.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot observe the node: {0}")]
+pub struct ObserveError(#[from] ReadError);
+
+/// Observes the node below `host`.
+///
+/// # Errors
+/// When functions, groups or `/dev` cannot be listed at all. A single unreadable function or process is data.
+pub fn observe(host: &Host) -> Result<Inventory, ObserveError> {
+    let functions = pci::functions(host)?;
+    let groups = iommu::groups(host, &functions)?;
+    let nvidia_nodes = nvidia::nodes(host)?;
+    let nodes: BTreeSet<String> = groups
+        .values()
+        .filter_map(|group| group.node.clone())
+        .chain(functions.known.values().filter_map(cdev_node))
+        .chain(nvidia_nodes.keys().cloned())
+        .collect();
+    let holders = match holders::scan(host, nodes) {
+        Ok(holders) => holders,
+        // Without a process list nothing is known of any process: not known is in use.
+        Err(error) => Holders {
+            opaque: BTreeSet::from([Opaque { pid: 0, reason: error.to_string() }]),
+            ..Holders::default()
+        },
+    };
+    let drivers = match host.list(&host.sys("bus/pci/drivers")) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
+        other => other.unwrap_or_default(),
+    };
+    Ok(Inventory {
+        functions: functions.known,
+        unreadable: functions.unreadable.into_iter().map(|(a, error)| (a, error.to_string())).collect(),
+        groups,
+        holders,
+        nvidia_nodes,
+        vfio_loaded: drivers.iter().any(|driver| driver == VFIO_PCI),
+        iommufd: host.dev("iommu").exists(),
+    })
+}
+
+/// The path of a function's VFIO character device on the host, as the kernel names it.
+fn cdev_node(function: &Function) -> Option<String> {
+    function.vfio_dev.as_ref().map(|name| format!("/dev/vfio/devices/{name}"))
+}
+
+impl Inventory {
+    /// The readable members of a group.
+    pub fn members(&self, group: u32) -> impl Iterator<Item = &Function> {
+        let members = self.groups.get(&group).into_iter().flat_map(|group| &group.members);
+        members.filter_map(|address| self.functions.get(address))
+    }
+
+    /// What a function is to this node.
+    #[must_use]
+    pub fn role(&self, function: &Function) -> Role {
+        pci::role(function, self.functions.values())
+    }
+
+    /// The members of a group that vfiod moves: GPUs, NVSwitches and companions.
+    pub fn movable(&self, group: u32) -> impl Iterator<Item = &Function> {
+        self.members(group)
+            .filter(|function| matches!(self.role(function), Role::Gpu | Role::NvSwitch | Role::Companion))
+    }
+
+    /// The functions that are offered: GPUs and NVSwitches, in a group or not.
+    pub fn offerable(&self) -> impl Iterator<Item = (&Function, Role)> {
+        self.functions
+            .values()
+            .map(|function| (function, self.role(function)))
+            .filter(|(_, role)| matches!(role, Role::Gpu | Role::NvSwitch))
+    }
+
+    /// The groups that hold a GPU or an NVSwitch.
+    #[must_use]
+    pub fn passthrough_groups(&self) -> BTreeSet<u32> {
+        self.offerable().filter_map(|(function, _)| function.iommu_group).collect()
+    }
+
+    /// The members that keep a group from being viable.
+    #[must_use]
+    pub fn blockers(&self, group: u32) -> Vec<Blocker> {
+        iommu::blockers(self.members(group), |_| false)
+    }
+
+    /// Members of a group that could not be read: of them nothing is known.
+    pub fn unreadable_members(&self, group: u32) -> impl Iterator<Item = (Address, &str)> {
+        let members = self.groups.get(&group).into_iter().flat_map(|group| &group.members);
+        members.filter_map(|address| Some((*address, self.unreadable.get(address)?.as_str())))
+    }
+
+    /// The VFIO character device of a function on the host, where the kernel has such nodes.
+    #[must_use]
+    pub fn cdev(&self, function: &Function) -> Option<String> {
+        self.iommufd.then(|| cdev_node(function)).flatten()
+    }
+
+    /// Which processes have the group, or the host driver's nodes of one of its functions, open.
+    #[must_use]
+    pub fn open(&self, group: u32) -> BTreeSet<Open> {
+        let mut nodes: BTreeSet<String> = BTreeSet::from([iommu::group_node(group)]);
+        let mut on_nvidia = BTreeSet::new();
+        for function in self.members(group) {
+            nodes.extend(cdev_node(function));
+            if function
+                .driver
+                .as_deref()
+                .is_some_and(|driver| driver.starts_with("nvidia") && !is_vfio(driver))
+            {
+                on_nvidia.insert(function.address);
+            }
+        }
+        nodes.extend(self.nvidia_nodes.iter().filter_map(|(node, scope)| {
+            let concerns = match scope {
+                Scope::Function(address) => on_nvidia.contains(address),
+                Scope::Driver => !on_nvidia.is_empty(),
+            };
+            concerns.then(|| node.clone())
+        }));
+        let open = |node: String| {
+            self.holders
+                .of(&node)
+                .map(|holder| Open { holder: holder.clone(), node: node.clone() })
+                .collect::<Vec<_>>()
+        };
+        nodes.into_iter().flat_map(open).collect()
+    }
+}

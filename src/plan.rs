@@ -1,0 +1,409 @@
+//! From inventory and desired to an ordered plan, a group at a time. Pure: it touches nothing.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
+
+use serde::{Deserialize, Serialize, Serializer, ser::SerializeStruct};
+use vfio::{
+    driver::{Binding, DmaOwner, Target, VFIO_PCI, Wanted, dma_owner, is_vfio},
+    pci::{Address, Function, Role},
+};
+
+use crate::{
+    desired::{Desired, WorkloadType},
+    inventory::Inventory,
+    usage::{Usage, User},
+};
+
+/// What a function was before vfiod touched it first.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Prior {
+    /// Somebody had begun to move it: what it was before that is not known.
+    Unknown,
+    /// No driver.
+    None,
+    /// On this host driver.
+    Driver(String),
+    /// On a vfio driver; with no override it was bound by ids at boot.
+    AlreadyVfio {
+        /// The override it had.
+        #[serde(rename = "override")]
+        driver_override: Option<String>,
+    },
+}
+
+impl From<&Binding> for Prior {
+    fn from(binding: &Binding) -> Self {
+        let meant_for_vfio = binding.driver_override.as_deref().is_some_and(is_vfio);
+        match &binding.driver {
+            Some(driver) if is_vfio(driver) => {
+                Self::AlreadyVfio { driver_override: binding.driver_override.clone() }
+            }
+            Some(driver) => Self::Driver(driver.clone()),
+            None if meant_for_vfio => Self::Unknown,
+            None => Self::None,
+        }
+    }
+}
+
+/// One function's move, and its inverse.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Move {
+    /// The function.
+    pub address: Address,
+    /// As it is now.
+    pub from: Binding,
+    /// As it shall be.
+    pub to: Target,
+    /// The way back, should a later step of the group fail.
+    pub inverse: Target,
+}
+
+/// Why a group is not touched.
+///
+/// In JSON: `code`, `message`, and for a group in use its `users[]`.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Refusal {
+    /// The function is in no IOMMU group.
+    NoIommu {
+        /// The function.
+        address: Address,
+    },
+    /// VFIO made the group up: there is no IOMMU behind it.
+    NoIommuGroup,
+    /// A member could not be read.
+    Unreadable {
+        /// The member.
+        address: Address,
+        /// Why.
+        reason: String,
+    },
+    /// A member that is not vfiod's to move is on a driver that owns its DMA.
+    ForeignMember {
+        /// The member.
+        address: Address,
+        /// Its vendor and device id.
+        id: String,
+        /// Its class code.
+        class: String,
+        /// Its driver.
+        driver: String,
+    },
+    /// A GPU has virtual functions enabled.
+    VfsEnabled {
+        /// The GPU.
+        address: Address,
+        /// How many.
+        count: u32,
+    },
+    /// The vfio-pci driver is not there.
+    VfioAbsent,
+    /// The group is in use, or not known to be free.
+    InUse {
+        /// By whom.
+        users: BTreeSet<User>,
+    },
+    /// This version does not serve the workload type.
+    NotYet {
+        /// The workload type.
+        workload_type: String,
+    },
+}
+
+impl Refusal {
+    /// A stable name for conditions and metrics.
+    #[must_use]
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::NoIommu { .. } => "NoIommu",
+            Self::NoIommuGroup => "NoIommuGroup",
+            Self::Unreadable { .. } => "Unreadable",
+            Self::ForeignMember { .. } => "ForeignMember",
+            Self::VfsEnabled { .. } => "VfsEnabled",
+            Self::VfioAbsent => "VfioAbsent",
+            Self::InUse { .. } => "InUse",
+            Self::NotYet { .. } => "NotYet",
+        }
+    }
+}
+
+impl Serialize for Refusal {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut out = serializer.serialize_struct("Refusal", 3)?;
+        out.serialize_field("code", self.code())?;
+        out.serialize_field("message", &self.to_string())?;
+        if let Self::InUse { users } = self {
+            out.serialize_field("users", users)?;
+        }
+        out.end()
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoIommu { address } => write!(
+                f,
+                "{address} is in no IOMMU group: the IOMMU is off; switch it on in the firmware (VT-d, AMD-Vi, SMMU) \
+                 and on the kernel command line (intel_iommu=on on Intel)"
+            ),
+            Self::NoIommuGroup => f.write_str(
+                "the group has no IOMMU behind it (vfio's noiommu mode): a VM could reach all memory",
+            ),
+            Self::Unreadable { address, reason } => write!(f, "member {address} cannot be read: {reason}"),
+            Self::ForeignMember { address, id, class, driver } => write!(
+                f,
+                "member {address} ({id}, class {class}) is not a GPU's and is on driver {driver}: a VM cannot have the \
+                 group while the host uses it; put the card into another slot, or unbind that function yourself if \
+                 the host can do without it"
+            ),
+            Self::VfsEnabled { address, count } => {
+                write!(
+                    f,
+                    "{address} has {count} virtual functions enabled: write 0 to its sriov_numvfs first"
+                )
+            }
+            Self::VfioAbsent => {
+                f.write_str("the kernel has no vfio-pci driver: load it (modprobe vfio-pci) and try again")
+            }
+            Self::InUse { users } => {
+                let texts: Vec<_> = users.iter().map(ToString::to_string).collect();
+                write!(f, "in use: {}", texts.join("; "))
+            }
+            Self::NotYet { workload_type } => write!(f, "{workload_type} is not served by this version yet"),
+        }
+    }
+}
+
+/// What shall happen to a group.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(tag = "verdict", rename_all = "kebab-case")]
+pub enum Verdict {
+    /// It is as desired.
+    Right,
+    /// These moves, in order, all or none.
+    Move {
+        /// The moves.
+        moves: Vec<Move>,
+    },
+    /// Nothing, and why.
+    Refused {
+        /// Every reason.
+        refusals: Vec<Refusal>,
+    },
+}
+
+/// The plan of one group.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct GroupPlan {
+    /// The group; none for a function that is in no group.
+    pub group: Option<u32>,
+    /// The functions it is about.
+    pub functions: BTreeSet<Address>,
+    /// Functions left on vfio although the host shall have them: the kernel bound them by ids at boot.
+    pub boot_bound: BTreeSet<Address>,
+    /// Functions that are back where they were: their journal entries are done with.
+    #[serde(skip)]
+    pub settled: BTreeSet<Address>,
+    /// What shall happen.
+    #[serde(flatten)]
+    pub verdict: Verdict,
+}
+
+/// The plan of a node.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
+pub struct Plan {
+    /// Group by group.
+    pub groups: Vec<GroupPlan>,
+}
+
+impl Plan {
+    /// The plan of one group.
+    #[must_use]
+    pub fn of(&self, group: Option<u32>) -> Option<&GroupPlan> {
+        self.groups.iter().find(|plan| plan.group == group)
+    }
+
+    /// Whether some group is refused.
+    #[must_use]
+    pub fn refused(&self) -> bool {
+        self.groups.iter().any(|plan| matches!(plan.verdict, Verdict::Refused { .. }))
+    }
+
+    /// The groups to be moved, each with its moves.
+    pub fn moves(&self) -> impl Iterator<Item = (u32, &[Move])> {
+        self.groups.iter().filter_map(|plan| match (&plan.verdict, plan.group) {
+            (Verdict::Move { moves }, Some(group)) => Some((group, moves.as_slice())),
+            _ => None,
+        })
+    }
+}
+
+/// Plans the way from `inventory` to `desired`. `priors` is what the journal remembers of functions under way.
+#[must_use]
+pub fn plan(
+    inventory: &Inventory,
+    desired: &Desired,
+    usage: &Usage,
+    priors: &BTreeMap<Address, Prior>,
+) -> Plan {
+    let mut groups = Vec::new();
+    let passthrough = inventory.passthrough_groups();
+    for group in inventory.groups.keys() {
+        let planned = match desired.workload_type {
+            WorkloadType::Container => to_host(inventory, desired, usage, priors, *group),
+            _ if !passthrough.contains(group) => None,
+            WorkloadType::VmPassthrough => Some(to_vfio(inventory, usage, *group)),
+            WorkloadType::VmVgpu => Some(not_yet(inventory, desired, *group)),
+        };
+        groups.extend(planned);
+    }
+    if desired.workload_type != WorkloadType::Container {
+        groups.extend(inventory.offerable().filter(|(function, _)| function.iommu_group.is_none()).map(
+            |(function, _)| GroupPlan {
+                group: None,
+                functions: BTreeSet::from([function.address]),
+                boot_bound: BTreeSet::new(),
+                settled: BTreeSet::new(),
+                verdict: Verdict::Refused { refusals: vec![Refusal::NoIommu { address: function.address }] },
+            },
+        ));
+    }
+    Plan { groups }
+}
+
+fn group_plan(group: u32, functions: BTreeSet<Address>, verdict: Verdict) -> GroupPlan {
+    GroupPlan {
+        group: Some(group),
+        functions,
+        boot_bound: BTreeSet::new(),
+        settled: BTreeSet::new(),
+        verdict,
+    }
+}
+
+fn not_yet(inventory: &Inventory, desired: &Desired, group: u32) -> GroupPlan {
+    let functions = inventory.movable(group).map(|function| function.address).collect();
+    let refusals = vec![Refusal::NotYet { workload_type: desired.workload_type.to_string() }];
+    group_plan(group, functions, Verdict::Refused { refusals })
+}
+
+/// The moves of a group, or the users that forbid them.
+fn unless_in_use(inventory: &Inventory, usage: &Usage, group: u32, moves: Vec<Move>) -> Verdict {
+    let users = usage.of_group(inventory, group);
+    if users.is_empty() {
+        Verdict::Move { moves }
+    } else {
+        Verdict::Refused { refusals: vec![Refusal::InUse { users }] }
+    }
+}
+
+fn a_move(function: &Function, to: Target) -> Move {
+    let from = Binding::from(function);
+    Move { address: function.address, inverse: Target::restore(&from), from, to }
+}
+
+/// Every GPU, NVSwitch and companion of the group to vfio, or none.
+fn to_vfio(inventory: &Inventory, usage: &Usage, group: u32) -> GroupPlan {
+    let movable: Vec<_> = inventory.movable(group).collect();
+    let functions = movable.iter().map(|function| function.address).collect();
+    let on_vfio = |function: &Function| dma_owner(function.driver.as_deref()) == DmaOwner::Vfio;
+    let moves: Vec<_> = movable
+        .iter()
+        .filter(|function| !on_vfio(function))
+        .map(|function| a_move(function, Target::vfio(VFIO_PCI)))
+        .collect();
+
+    let mut refusals: Vec<Refusal> = inventory
+        .unreadable_members(group)
+        .map(|(address, reason)| Refusal::Unreadable { address, reason: reason.to_owned() })
+        .collect();
+    if inventory.groups.get(&group).is_some_and(|group| group.noiommu) {
+        refusals.push(Refusal::NoIommuGroup);
+    }
+    for function in inventory.members(group) {
+        let moved = movable.iter().any(|movable| movable.address == function.address);
+        match &function.driver {
+            Some(driver) if !moved && dma_owner(Some(driver)) == DmaOwner::Host => {
+                refusals.push(Refusal::ForeignMember {
+                    address: function.address,
+                    id: format!("{:04x}:{:04x}", function.vendor, function.device),
+                    class: function.class.to_string(),
+                    driver: driver.clone(),
+                });
+            }
+            _ => {}
+        }
+        if moved && function.num_vfs > 0 {
+            refusals.push(Refusal::VfsEnabled { address: function.address, count: function.num_vfs });
+        }
+    }
+    if !moves.is_empty() && !inventory.vfio_loaded {
+        refusals.push(Refusal::VfioAbsent);
+    }
+    let verdict = if !refusals.is_empty() {
+        Verdict::Refused { refusals }
+    } else if moves.is_empty() {
+        Verdict::Right
+    } else {
+        unless_in_use(inventory, usage, group, moves)
+    };
+    group_plan(group, functions, verdict)
+}
+
+/// Every function of the group that is on vfio, or on its way, back to the host: the design's way back.
+fn to_host(
+    inventory: &Inventory,
+    desired: &Desired,
+    usage: &Usage,
+    priors: &BTreeMap<Address, Prior>,
+    group: u32,
+) -> Option<GroupPlan> {
+    let mut found = group_plan(group, BTreeSet::new(), Verdict::Right);
+    let mut moves = Vec::new();
+    for function in inventory.members(group) {
+        let ours = matches!(inventory.role(function), Role::Gpu | Role::NvSwitch | Role::Companion);
+        let journalled = priors.get(&function.address);
+        if !ours && journalled.is_none() {
+            continue;
+        }
+        found.functions.insert(function.address);
+        let on_vfio = function.driver.as_deref().is_some_and(is_vfio);
+        let meant_for_vfio = function.driver_override.as_deref().is_some_and(is_vfio);
+        if !on_vfio && !meant_for_vfio && journalled.is_none() {
+            continue;
+        }
+        let prior = journalled.cloned().unwrap_or_else(|| Prior::from(&Binding::from(function)));
+        let bound_at_boot = prior == Prior::AlreadyVfio { driver_override: None };
+        if on_vfio && bound_at_boot && function.driver_override.is_none() && !desired.adopt_boot_bound {
+            found.boot_bound.insert(function.address);
+            continue;
+        }
+        let target = way_back(inventory.role(function), &prior);
+        // Where any driver will do, a driverless function is right only after a probe, which this pass has not made.
+        if target.reached(&Binding::from(function), false) {
+            found.settled.insert(function.address);
+        } else {
+            moves.push(a_move(function, target));
+        }
+    }
+    if !moves.is_empty() {
+        found.verdict = unless_in_use(inventory, usage, group, moves);
+    }
+    (!found.functions.is_empty()).then_some(found)
+}
+
+/// Where a function goes when the host shall have it again. Its override is cleared in every case.
+fn way_back(role: Role, prior: &Prior) -> Target {
+    let driver = match (role, prior) {
+        // A driver pod may bind it later; driverless is right where no driver is loaded.
+        (Role::Gpu | Role::NvSwitch, _) => Wanted::AnyHost,
+        (_, Prior::Driver(name)) => Wanted::Named(name.clone()),
+        (_, Prior::None) => Wanted::NoProbe,
+        (_, Prior::Unknown | Prior::AlreadyVfio { .. }) => Wanted::AnyHost,
+    };
+    Target { driver, driver_override: None }
+}

@@ -1,0 +1,114 @@
+//! The child's side: prepares one write at a time, and makes it when told.
+#![expect(clippy::disallowed_methods, reason = "this is the seam that the kernel is written through")]
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{self, BufRead, Write as _},
+};
+
+use nix::{
+    errno::Errno,
+    unistd::{self, Pid},
+};
+
+use super::{Answer, Ask};
+use crate::{
+    host::{Host, Kernel},
+    sim,
+    write::Write,
+};
+
+/// Why the child ended, other than by its pipe's end.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// The pipe failed.
+    #[error("the pipe to the agent failed")]
+    Pipe(#[from] io::Error),
+    /// Something else than the agent wrote into it.
+    #[error("the agent's message is not understood")]
+    Message(#[from] serde_json::Error),
+}
+
+/// Serves writes on `host` until `input` ends.
+///
+/// The first thing it does is to close every inherited descriptor but the pipe's: a child left behind in a blocked write
+/// must not keep anything of the agent's open.
+///
+/// # Errors
+/// When the pipe fails or carries something else. The process ends on it; the agent sees the pipe close.
+pub fn serve(host: &Host, mut input: impl BufRead, mut output: impl io::Write) -> Result<(), ServeError> {
+    close_inherited();
+    let agent = unistd::getppid();
+    let mut prepared: Option<(Write, Prepared)> = None;
+    let mut line = String::new();
+    loop {
+        line.clear();
+        if input.read_line(&mut line)? == 0 {
+            return Ok(());
+        }
+        let answer = match serde_json::from_str(&line)? {
+            Ask::Prepare(write) => match prepare(host, &write) {
+                Ok(ready) => {
+                    prepared = Some((write, ready));
+                    Answer::Ready
+                }
+                Err(answer) => answer,
+            },
+            // Without a prepared write there is nothing to do: ENODATA, and nothing is touched.
+            Ask::Go => match prepared.take() {
+                None => Answer::Failed(Errno::ENODATA as i32),
+                Some((write, ready)) => {
+                    carry_out(host, &write, ready, agent).map_or_else(|e| failed(&e), |()| Answer::Done)
+                }
+            },
+        };
+        let mut text = serde_json::to_string(&answer)?;
+        text.push('\n');
+        output.write_all(text.as_bytes())?;
+        output.flush()?;
+    }
+}
+
+/// A write that is ready to be made.
+enum Prepared {
+    Real(File),
+    Simulated,
+}
+
+fn failed(error: &io::Error) -> Answer {
+    Answer::Failed(error.raw_os_error().unwrap_or(Errno::EIO as i32))
+}
+
+fn prepare(host: &Host, write: &Write) -> Result<Prepared, Answer> {
+    write.check().map_err(|e| Answer::Refused(e.to_string()))?;
+    // Opening a sysfs file for writing has no effect of its own.
+    let file = OpenOptions::new().write(true).open(write.path(host)).map_err(|e| failed(&e))?;
+    Ok(match host.kernel() {
+        Kernel::Real => Prepared::Real(file),
+        Kernel::Simulated => Prepared::Simulated,
+    })
+}
+
+fn carry_out(host: &Host, write: &Write, prepared: Prepared, agent: Pid) -> io::Result<()> {
+    match prepared {
+        Prepared::Real(mut file) => {
+            // One write(2): sysfs takes each as a whole command.
+            let bytes = write.bytes();
+            let written = file.write(&bytes)?;
+            if written == bytes.len() { Ok(()) } else { Err(io::Error::from(Errno::EIO)) }
+        }
+        Prepared::Simulated => sim::kernel::answer(host, write, agent).map_err(io::Error::from),
+    }
+}
+
+fn close_inherited() {
+    let Ok(entries) = fs::read_dir("/proc/self/fd") else { return };
+    let open: Vec<i32> = entries
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        .filter(|fd| *fd > 2)
+        .collect();
+    for fd in open {
+        // The one that listed the directory is closed already: EBADF is fine.
+        let _ = unistd::close(fd);
+    }
+}

@@ -1,8 +1,17 @@
 //! The device plugins against the stand-in kubelet, and the PodResources client, over real sockets in a temporary
 //! directory. Nothing waits for a fixed time: every wait is for a state, with a deadline that only a failure reaches.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test's own functions, as well as its test functions"
+)]
+
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::fs::symlink;
+use std::os::unix::net::UnixListener as StdUnixListener;
+use std::path::PathBuf;
 use std::pin::Pin;
 use std::time::Duration;
 
@@ -23,6 +32,7 @@ use vfiod::kubelet::dial::dial;
 use vfiod::kubelet::proto::v1beta1;
 use vfiod::kubelet::proto::v1beta1::device_plugin_client::DevicePluginClient;
 use vfiod::kubelet::proto::v1beta1::device_plugin_server::{DevicePlugin, DevicePluginServer};
+use vfiod::kubelet::proto::v1beta1::registration_server::{Registration, RegistrationServer};
 use vfiod::kubelet::{KubeletDir, PluginDirSettings, PluginOptions, PodResources, list, register};
 use vfiod::standin::{
     PodName, PodResourcesMode, StandinError, StandinKubelet, StandinOptions, StandinState, Want,
@@ -113,7 +123,7 @@ impl Node {
         });
     }
 
-    fn socket(&self) -> std::path::PathBuf {
+    fn socket(&self) -> PathBuf {
         self.kubelet.device_plugins().join(endpoint(&self.kubelet.device_plugins(), A10))
     }
 
@@ -432,7 +442,9 @@ async fn survives_the_kubelet_taking_the_new_client_with_the_old_stream() {
     register(&root, "old.sock", A10, PluginOptions::default(), LIMIT).await.unwrap();
     kubelet.wait_for(|state| state.watched(A10), LIMIT).await.unwrap();
 
-    let mut node = Node::start_in(dir, "", settings());
+    // However loaded the machine: the kubelet's goodbye is waited for.
+    let patient = Settings { goodbye: LIMIT, ..settings() };
+    let mut node = Node::start_in(dir, "", patient);
     kubelet.wait_for(offered(2), LIMIT).await.unwrap();
     // Now the old stream ends: the kubelet marks the NEW client's devices unhealthy.
     end.cancel();
@@ -452,9 +464,56 @@ async fn survives_the_kubelet_taking_the_new_client_with_the_old_stream() {
         all.insert(A10.into(), vec![device(GPU, true)]);
     });
     let state = kubelet.wait_for(offered(1), LIMIT).await.unwrap();
-    assert!(state.registrations[A10] <= 9, "{} registrations", state.registrations[A10]);
+    assert_eq!(state.registrations[A10], 6);
     node.stop().await;
     olds.shutdown().await;
+}
+
+/// A kubelet that accepts registrations and then does nothing, as one too old for vfiod's sockets does.
+struct Deaf {
+    heard: mpsc::UnboundedSender<v1beta1::RegisterRequest>,
+}
+
+#[tonic::async_trait]
+impl Registration for Deaf {
+    async fn register(
+        &self,
+        request: Request<v1beta1::RegisterRequest>,
+    ) -> Result<Response<v1beta1::Empty>, Status> {
+        self.heard.send(request.into_inner()).unwrap();
+        Ok(Response::new(v1beta1::Empty {}))
+    }
+}
+
+#[tokio::test]
+async fn a_kubelet_that_accepts_and_never_watches_is_registered_with_again() {
+    let quick = Settings { first_stream: Duration::from_millis(10), ..settings() };
+    let mut node = Node::start_in(tempfile::tempdir().unwrap(), "", quick);
+    fs::create_dir_all(node.kubelet.device_plugins()).unwrap();
+    let (heard, mut requests) = mpsc::unbounded_channel();
+    let listener = UnixListener::bind(node.kubelet.kubelet_socket()).unwrap();
+    let deaf = tonic::transport::Server::builder()
+        .add_service(RegistrationServer::new(Deaf { heard }))
+        .serve_with_incoming(UnixListenerStream::new(listener));
+    let mut kubelets = JoinSet::new();
+    kubelets.spawn(deaf);
+    for _ in 0..3 {
+        let request = timeout(LIMIT, requests.recv()).await.unwrap().unwrap();
+        assert_eq!(
+            request,
+            v1beta1::RegisterRequest {
+                version: "v1beta1".into(),
+                endpoint: "vfiod-GA102GL_A10.sock".into(),
+                resource_name: A10.into(),
+                options: Some(v1beta1::DevicePluginOptions::default()),
+            }
+        );
+    }
+    let no_stream =
+        |all: &Registrations| all[A10].failure.as_ref().is_some_and(|one| one.code == "no_stream");
+    node.until(no_stream).await;
+    node.stop().await;
+    kubelets.shutdown().await;
 }
 
 #[tokio::test]
@@ -584,10 +643,10 @@ async fn pod_resources_not_known_is_not_free() {
     kubelet.stop().await.unwrap();
     assert_eq!(unknown(list(&root, LIMIT).await), "pod_resources_unreachable");
     // A socket file that nobody serves.
-    drop(std::os::unix::net::UnixListener::bind(root.pod_resources_socket()).unwrap());
+    drop(StdUnixListener::bind(root.pod_resources_socket()).unwrap());
     assert_eq!(unknown(list(&root, LIMIT).await), "pod_resources_unreachable");
     // A plain file where the directory should be.
     fs::remove_dir_all(root.pod_resources_dir()).unwrap();
-    std::os::unix::fs::symlink("nowhere", root.pod_resources_dir()).unwrap();
+    symlink("nowhere", root.pod_resources_dir()).unwrap();
     assert_eq!(unknown(list(&root, LIMIT).await), "pod_resources_unreachable");
 }

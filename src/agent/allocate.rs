@@ -13,7 +13,7 @@ use crate::{
     device_plugin::{AllocateCall, Grant, Refusal, RefusalKind},
     offers::{Offer, kubevirt_grant},
     reason::chain,
-    usage::Hold,
+    usage::{Hold, User},
 };
 
 fn refusal(code: &'static str, kind: RefusalKind, message: impl Into<String>) -> Refusal {
@@ -87,11 +87,7 @@ impl Agent {
     fn check(&self, resource: &str, address: Address, devices: &BTreeSet<Address>) -> Result<(), Refusal> {
         let offer = self.offered(resource, &address.to_string())?;
         if offer.given_out {
-            let users: Vec<_> =
-                self.usage.pods_with(address).map(|pod| format!("{}/{}", pod.namespace, pod.pod)).collect();
-            let by = if users.is_empty() { String::new() } else { format!(" (pod {})", users.join(", ")) };
-            let text = format!("{resource} {address} is given out already{by}");
-            return Err(refusal("InUse", RefusalKind::InUse, text));
+            self.check_again(resource, offer)?;
         }
         if let Some(reason) = offer.reasons.first() {
             let kind = if reason.code == "GroupHeld" { RefusalKind::InUse } else { RefusalKind::Unavailable };
@@ -111,5 +107,30 @@ impl Agent {
         // The whole group goes to the pod that asks: a mate that is not in this very request stays unused.
         debug_assert!(devices.contains(&address));
         Ok(())
+    }
+
+    /// Whether a device that was given out may be answered for once more.
+    ///
+    /// The kubelet asks again for what a pod's init container had, when the pod's next container takes it over
+    /// (kubelet pkg/kubelet/cm/devicemanager, `devicesToReuse`): then it lists the device, for one pod, under this very
+    /// resource, and nobody has opened it yet. In any other case somebody else has it, or may have it.
+    fn check_again(&self, resource: &str, offer: &Offer) -> Result<(), Refusal> {
+        let address = offer.id;
+        let in_use = |by: String| {
+            refusal("InUse", RefusalKind::InUse, format!("{resource} {address} is given out: {by}"))
+        };
+        let open = offer.iommu_group.map(|group| self.inventory.open(group)).unwrap_or_default();
+        if let Some(open) = open.into_iter().next() {
+            return Err(in_use(User::Process(open).to_string()));
+        }
+        let devices: Vec<_> = self.usage.pods_with(address).collect();
+        let pods: BTreeSet<_> = devices.iter().map(|device| (&device.namespace, &device.pod)).collect();
+        if pods.len() == 1 && devices.iter().all(|device| device.resource == resource) {
+            return Ok(());
+        }
+        Err(in_use(match devices.first() {
+            Some(device) => User::Pod((*device).clone()).to_string(),
+            None => "an earlier answer has not been seen to end".to_owned(),
+        }))
     }
 }

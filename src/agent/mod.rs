@@ -19,6 +19,9 @@
 mod allocate;
 mod pass;
 mod report;
+mod service;
+
+pub use service::{Service, StartError};
 
 use std::{
     collections::{BTreeMap, BTreeSet},

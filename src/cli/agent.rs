@@ -5,10 +5,9 @@ use std::{path::PathBuf, time::Duration};
 use clap::Args;
 use tokio::{
     signal::unix::{SignalKind, signal},
-    sync::{mpsc, watch},
+    sync::watch,
     time::sleep,
 };
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
     End, Failure, NodeArgs,
@@ -16,13 +15,12 @@ use super::{
     runtime,
 };
 use crate::{
-    agent::{Agent, Channels, Settings, starting},
+    agent::{Service, Settings},
     config::Config,
     desired::{Consumer, Desired, WorkloadType},
-    device_plugin::{self, Advertised, DevicePlugins, Registrations},
+    device_plugin,
     lock::WriterLock,
     reason::chain,
-    status,
 };
 
 /// How often the config file is looked at. By polling, since a mounted ConfigMap is swapped by a link far from the file.
@@ -95,74 +93,31 @@ fn desired(args: &AgentArgs, config: &Config) -> Result<Desired, Failure> {
 }
 
 async fn serve(args: &AgentArgs, config: Config, first: Desired, places: &Places) -> Result<(), Failure> {
-    let (wish, wish_seen) = watch::channel(first.clone());
-    let (allocate, allocate_seen) = mpsc::channel(16);
-    let (registrations, registrations_seen) = watch::channel(Registrations::new());
-    let (advertised, advertised_seen) = watch::channel(Advertised::new());
-    let (status_out, status_seen) = watch::channel(starting(&first));
-    // The loop ends first, then what serves its outputs: a pass under way is never cut off.
-    let (stop_loop, stop_servers) = (CancellationToken::new(), CancellationToken::new());
-
-    let agent = Agent::new(
-        Settings {
-            host: places.host.clone(),
-            kubelet: places.kubelet.clone(),
-            store: places.store(),
-            writer: writer_command(config.write_deadline),
-            naming: naming(places.host.root(), &config),
-            hold_grace: config.hold_grace,
-            rescan: config.rescan,
-            blocked_retry: config.blocked_retry,
-            pod_resources_deadline: config.pod_resources_deadline,
-        },
-        Channels {
-            wish: wish_seen,
-            allocate: allocate_seen,
-            registrations: registrations_seen,
-            advertised,
-            status: status_out,
-            stop: stop_loop.clone(),
-        },
-    )?;
-    let socket = status::listen(&places.socket)?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-
-    let servers = TaskTracker::new();
-    servers.spawn(status::serve(socket, status_seen, stop_servers.clone()));
-    servers.spawn(
-        DevicePlugins {
-            settings: device_plugin::Settings::default(),
-            kubelet: places.kubelet.clone(),
-            advertised: advertised_seen,
-            allocate,
-            registrations,
-            stop: stop_servers.clone(),
-        }
-        .run(),
-    );
-    servers.close();
     tracing::info!(workload_type = %first.workload_type, consumer = %first.consumer, "vfiod {}", env!("CARGO_PKG_VERSION"));
-
-    let looping = agent.run();
-    let wishes = follow_config(args, config, wish);
-    let stopping = async {
-        tokio::select! {
-            () = wishes => {}
-            _ = terminate.recv() => tracing::info!("told to end (SIGTERM)"),
-            _ = interrupt.recv() => tracing::info!("told to end (SIGINT)"),
-        }
-        stop_loop.cancel();
-        std::future::pending::<()>().await;
+    let settings = Settings {
+        host: places.host.clone(),
+        kubelet: places.kubelet.clone(),
+        store: places.store(),
+        writer: writer_command(config.write_deadline),
+        naming: naming(places.host.root(), &config),
+        hold_grace: config.hold_grace,
+        rescan: config.rescan,
+        blocked_retry: config.blocked_retry,
+        pod_resources_deadline: config.pod_resources_deadline,
     };
-    // The loop ends by itself once it is told to: a pass under way is never cut off.
-    tokio::select! {
-        () = looping => {}
-        () = stopping => {}
-    }
-    stop_servers.cancel();
-    servers.wait().await;
-    Ok(())
+    let mut service = Service::start(settings, device_plugin::Settings::default(), first, &places.socket)?;
+    let wish = service.wish.clone();
+    let broke_off = tokio::select! {
+        () = service.ended() => true,
+        () = follow_config(args, config, wish) => false,
+        _ = terminate.recv() => false,
+        _ = interrupt.recv() => false,
+    };
+    tracing::info!("ending; VMs keep what they have");
+    service.stop().await;
+    if broke_off { Err("the agent's loop broke off; the log says where".into()) } else { Ok(()) }
 }
 
 /// Looks at the config file again and again. A file that does not fit keeps the present wish, and the log says why.

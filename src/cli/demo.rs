@@ -1,24 +1,240 @@
-//! demo
-use super::{End, Failure, emit};
+//! `vfiod demo`: the main job, played on a simulated node with a stand-in kubelet, each step told in plain words.
+//!
+//! The agent in it is the real one, and so are the sockets, the journal and the writer processes; simulated are the
+//! kernel below the node's tree, the kubelet and the VM. It fails when a step does not come out as it is told.
+
+use std::{path::PathBuf, time::Duration};
+
 use clap::Args;
-use std::path::PathBuf;
-use vfio::sim::{Profile, Simulation};
-/// Demo.
+use tokio::{sync::watch, time::timeout};
+use vfio::{
+    pci::{self, Address},
+    sim::{Profile, Simulation},
+};
+
+use super::{
+    End, Failure, NodeArgs, emit,
+    inspect::offer_table,
+    places::{Places, naming, writer_command},
+    runtime,
+    table::{or_dash, render},
+};
+use crate::{
+    agent::{Service, Settings},
+    config::Config,
+    desired::{Consumer, Desired, WorkloadType},
+    device_plugin,
+    lock::WriterLock,
+    standin::{PodName, StandinKubelet, Want},
+    status::{State, Status},
+};
+
+/// How long a step may take before the demo says that it failed.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// The VM's process on the simulated node.
+const VMM_PID: u32 = 4242;
+
 #[derive(Debug, Args)]
 pub struct DemoArgs {
-    /// Lay the simulated node below DIR and end, to try the other subcommands on it with --root DIR
+    /// Only lay the simulated node below DIR, to try the other subcommands on it with --root DIR
     #[arg(long, value_name = "DIR")]
     lay: Option<PathBuf>,
-    /// Which node
-    #[arg(long, value_name = "NAME", default_value = "hgx-h100")]
+    /// Which node: hgx-h100, four-function-card or without-iommu (with --lay)
+    #[arg(long, value_name = "NAME", default_value = "hgx-h100", requires = "lay")]
     profile: String,
 }
+
 pub fn run(args: &DemoArgs) -> Result<End, Failure> {
-    let profile =
-        Profile::built_in().into_iter().find(|p| p.name == args.profile).ok_or("no such profile")?;
-    if let Some(dir) = &args.lay {
-        Simulation::create(dir, &profile)?;
-        emit("laid\n")?;
+    match &args.lay {
+        Some(dir) => lay(dir, &args.profile),
+        None => {
+            runtime()?.block_on(play())?;
+            Ok(End::Done)
+        }
     }
+}
+
+fn lay(dir: &PathBuf, name: &str) -> Result<End, Failure> {
+    let profiles = Profile::built_in();
+    let Some(profile) = profiles.iter().find(|profile| profile.name == name) else {
+        let names: Vec<_> = profiles.iter().map(|profile| profile.name.as_str()).collect();
+        return Err(format!("there is no profile {name:?}: it takes {}", names.join(", ")).into());
+    };
+    if dir.join("sys").exists() {
+        return Err(format!("{} holds a node already: give a new directory", dir.display()).into());
+    }
+    Simulation::create(dir, profile)?;
+    let at = dir.display();
+    emit(&format!(
+        "A simulated node ({name}) lies below {at}. Try:\n  vfiod inspect --root {at}\n  vfiod bind --all --root {at}\n"
+    ))?;
     Ok(End::Done)
+}
+
+/// One line of the story.
+fn say(text: &str) -> Result<(), Failure> {
+    emit(&format!("{text}\n"))
+}
+
+/// The stage: node, kubelet, agent.
+struct Stage {
+    simulation: Simulation,
+    kubelet: StandinKubelet,
+    service: Service,
+}
+
+async fn play() -> Result<(), Failure> {
+    let dir = tempfile::Builder::new().prefix("vfiod-demo-").tempdir()?;
+    let simulation = Simulation::create(dir.path(), &Profile::hgx_h100())?;
+    let places =
+        Places::new(&NodeArgs { root: Some(dir.path().to_owned()), state_dir: None, kubelet_dir: None })?;
+    let _lock = WriterLock::take(&places.state_dir, "demo")?;
+    say("== 1. A node: eight H100 and four NVSwitches, all on the host's drivers")?;
+    drivers(&simulation)?;
+
+    let kubelet = StandinKubelet::start(places.kubelet.clone()).await?;
+    let service = Service::start(
+        settings(&places),
+        device_plugin::Settings::default(),
+        desired(WorkloadType::Container),
+        &places.socket,
+    )?;
+    let mut stage = Stage { simulation, kubelet, service };
+    let story = tell(&mut stage).await;
+    stage.service.stop().await;
+    stage.kubelet.stop().await?;
+    story
+}
+
+fn settings(places: &Places) -> Settings {
+    let config = Config::default();
+    Settings {
+        host: places.host.clone(),
+        kubelet: places.kubelet.clone(),
+        store: places.store(),
+        writer: writer_command(config.write_deadline),
+        naming: naming(places.host.root(), &config),
+        hold_grace: config.hold_grace,
+        rescan: config.rescan,
+        // A watcher of the demo should not have to wait for what a node's operator gladly waits for.
+        blocked_retry: Duration::from_millis(300),
+        pod_resources_deadline: config.pod_resources_deadline,
+    }
+}
+
+fn desired(workload_type: WorkloadType) -> Desired {
+    Desired { workload_type, consumer: Consumer::Kubevirt, adopt_boot_bound: false }
+}
+
+async fn tell(stage: &mut Stage) -> Result<(), Failure> {
+    say("\n== 2. An agent starts and is asked for containers: the node is right as it is")?;
+    until(&mut stage.service.status, "the agent is ready", |status| status.state == State::Ready).await?;
+    say(&format!("Kernel writes so far: {}.", stage.simulation.writes()?.len()))?;
+
+    say(
+        "\n== 3. The wish becomes vm-passthrough: every group moves to vfio-pci, side by side, each read back",
+    )?;
+    stage.service.wish.send_replace(desired(WorkloadType::VmPassthrough));
+    let ready = until(&mut stage.service.status, "all groups are bound", |status| {
+        status.state == State::Ready && status.workload_type == WorkloadType::VmPassthrough
+    })
+    .await?;
+    say(&format!(
+        "Kernel writes so far: {} (override, unbind, probe of 12 functions).",
+        stage.simulation.writes()?.len()
+    ))?;
+
+    say("\n== 4. The kubelet sees the offers")?;
+    let gpus = ready
+        .offers
+        .iter()
+        .find(|offer| offer.resource.contains("H100_SXM5"))
+        .map(|offer| offer.resource.clone());
+    let resource = gpus.ok_or("no GPU is offered")?;
+    let named = resource.clone();
+    let seen = stage.kubelet.wait_for(move |state| state.healthy(&named) == 8, PATIENCE).await?;
+    for (name, offered) in &seen.resources {
+        let healthy = offered.devices.values().filter(|device| device.healthy).count();
+        say(&format!("kubelet: {name}: {healthy} of {} healthy", offered.devices.len()))?;
+    }
+
+    say("\n== 5. A VM asks for one: Allocate is answered as KubeVirt's launcher needs it")?;
+    let pod = PodName::new("tenant-a", "virt-launcher-training-0");
+    let given = stage.kubelet.allocate(&pod, "compute", &resource, Want::Count(1)).await?;
+    for (name, value) in &given.env {
+        say(&format!("env   {name}={value}"))?;
+    }
+    for (path, _, permissions) in &given.nodes {
+        say(&format!("node  {path} ({permissions})"))?;
+    }
+    let address: Address = given.ids.first().ok_or("nothing was allocated")?.parse()?;
+    let group = group_of(stage, address)?;
+    stage.simulation.start_vmm(VMM_PID, "qemu-kvm", group)?;
+    say(&format!("The VM runs: qemu-kvm (pid {VMM_PID}) has /dev/vfio/{group} and the device open."))?;
+
+    say(
+        "\n== 6. The wish becomes container again while the VM runs: what is free goes back, the VM's GPU is left alone",
+    )?;
+    let before = stage.simulation.writes()?.len();
+    stage.service.wish.send_replace(desired(WorkloadType::Container));
+    let blocked = until(&mut stage.service.status, "the switch is refused for the VM's group", |status| {
+        status.state == State::Blocked && status.groups.iter().filter(|group| !group.right).count() == 1
+    })
+    .await?;
+    for reason in &blocked.reasons {
+        say(&format!("refused: {}: {}", reason.code, reason.message))?;
+    }
+    let touched =
+        stage.simulation.writes()?.iter().skip(before).filter(|write| write.address() == address).count();
+    say(&format!("Kernel writes to {address} since the wish changed: {touched}."))?;
+    if touched != 0 {
+        return Err(format!("{address} was written to while a VM had it").into());
+    }
+    say("Still listed, so that the kubelet keeps the pod whatever restarts:")?;
+    emit(&offer_table(&blocked.offers))?;
+
+    say("\n== 7. The VM ends, and the switch goes through by itself")?;
+    stage.simulation.end_process(VMM_PID)?;
+    stage.kubelet.pod_gone(&pod);
+    until(&mut stage.service.status, "the last group is given back", |status| {
+        status.state == State::Ready && status.offers.is_empty()
+    })
+    .await?;
+    drivers(&stage.simulation)?;
+    say(&format!(
+        "\nThe node is as it was. Kernel writes in all: {}; none of them under a running VM.",
+        stage.simulation.writes()?.len()
+    ))
+}
+
+fn group_of(stage: &Stage, address: Address) -> Result<u32, Failure> {
+    let function = pci::read(stage.simulation.host(), address)?;
+    Ok(function.and_then(|function| function.iommu_group).ok_or("the function is in no group")?)
+}
+
+/// The functions that matter, with their drivers.
+fn drivers(simulation: &Simulation) -> Result<(), Failure> {
+    let functions = pci::functions(simulation.host())?;
+    let rows = functions.known.values().filter(|function| function.vendor == 0x10de).map(|function| {
+        vec![
+            function.address.to_string(),
+            format!("{:04x}:{:04x}", function.vendor, function.device),
+            or_dash(function.driver.as_ref()),
+            or_dash(function.iommu_group),
+        ]
+    });
+    emit(&render(&["address", "id", "driver", "group"], rows.collect(), ""))
+}
+
+async fn until(
+    status: &mut watch::Receiver<Status>,
+    what: &str,
+    reached: impl FnMut(&Status) -> bool,
+) -> Result<Status, Failure> {
+    match timeout(PATIENCE, status.wait_for(reached)).await {
+        Ok(Ok(status)) => Ok(status.clone()),
+        Ok(Err(_)) => Err(format!("the agent ended before {what}").into()),
+        Err(_) => Err(format!("{} s went by before {what}", PATIENCE.as_secs()).into()),
+    }
 }

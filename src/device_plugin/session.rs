@@ -250,8 +250,7 @@ mod tests {
         if !newest_open {
             streams.pop();
         }
-        let seen = sender.borrow().clone();
-        seen
+        sender.borrow().clone()
     }
 
     #[test]

@@ -153,6 +153,14 @@ mod tests {
         assert_eq!(health(&mut one).await.unwrap(), "HH");
         assert_eq!(health(&mut two).await.unwrap(), "HH");
 
+        // The same again is no message.
+        devices.send_replace(vec![device("a", true), device("b", true)]);
+        tokio::select! {
+            biased;
+            more = one.next() => panic!("{more:?}"),
+            () = std::future::ready(()) => {}
+        }
+
         assert_eq!(log.borrow().opened, 2);
         drop(one);
         assert!(log.borrow().newest_open(), "the end of an older stream does not count");

@@ -46,19 +46,13 @@ pub(super) async fn allocate(
         .clients
         .get(resource)
         .ok_or_else(|| StandinError::NoPlugin { resource: resource.to_owned() })?;
-    // Taken before the plugin is asked, so that nobody else gets the same ones meanwhile.
+    // Taken before the plugin is asked, so that nobody else gets the same ones meanwhile; listed in PodResources only
+    // once it has answered (manager.go, allocateContainerResources: podDevices.insert comes after the call).
     let mut picked = Err(StandinError::NoPlugin { resource: resource.to_owned() });
     shared.state.send_modify(|state| {
         picked = pick(state, resource, want);
-        if let Ok(ids) = &picked {
-            state.allocations.push(Allocation {
-                namespace: pod.namespace.clone(),
-                pod: pod.name.clone(),
-                container: container.to_owned(),
-                resource: resource.to_owned(),
-                ids: ids.clone(),
-            });
-        }
+        let ids = picked.iter().flatten();
+        state.asked_for.extend(ids.map(|id| (resource.to_owned(), id.clone())));
     });
     let ids = picked?;
     let request = v1beta1::AllocateRequest {
@@ -75,15 +69,23 @@ pub(super) async fn allocate(
         Ok(Err(status)) => Err(status),
         Err(_) => Err(tonic::Status::deadline_exceeded(format!("no answer within {deadline:?}"))),
     };
+    shared.state.send_modify(|state| {
+        for id in &ids {
+            state.asked_for.remove(&(resource.to_owned(), id.clone()));
+        }
+        if answer.is_ok() {
+            state.allocations.push(Allocation {
+                namespace: pod.namespace.clone(),
+                pod: pod.name.clone(),
+                container: container.to_owned(),
+                resource: resource.to_owned(),
+                ids: ids.clone(),
+            });
+        }
+    });
     match answer {
         Ok(answer) => Ok(allocated(ids, answer)),
         Err(status) => {
-            shared.state.send_modify(|state| {
-                let ours = |one: &Allocation| {
-                    pod.has(one) && one.container == container && one.resource == resource && one.ids == ids
-                };
-                state.allocations.retain(|one| !ours(one));
-            });
             Err(StandinError::Refused { resource: resource.to_owned(), ids, status: Box::new(status) })
         }
     }
@@ -98,7 +100,7 @@ fn pick(state: &StandinState, resource: &str, want: Want) -> Result<Vec<String>,
     let free: BTreeSet<&String> = known
         .devices
         .iter()
-        .filter(|(id, device)| device.healthy && !state.allocated(resource, id))
+        .filter(|(id, device)| device.healthy && !state.taken(resource, id))
         .map(|(id, _)| id)
         .collect();
     let (wanted, ids) = match want {

@@ -18,7 +18,7 @@ mod state;
 use std::fs;
 use std::io;
 use std::os::unix::fs::FileTypeExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -113,12 +113,12 @@ struct Life {
 #[derive(Debug)]
 struct Served {
     server: UdsServer,
-    path: std::path::PathBuf,
+    path: PathBuf,
     id: SocketId,
 }
 
 impl Served {
-    fn start(path: std::path::PathBuf, routes: Routes) -> Result<Self, StandinError> {
+    fn start(path: PathBuf, routes: Routes) -> Result<Self, StandinError> {
         let Bound { listener, id } = bind(&path).map_err(|source| StandinError::Serve { source })?;
         Ok(Self { server: UdsServer::start(listener, routes), path, id })
     }

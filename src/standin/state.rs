@@ -1,6 +1,6 @@
 //! What the stand-in knows, as plain data.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::kubelet::Allocation;
 
@@ -11,6 +11,8 @@ pub struct StandinState {
     pub resources: BTreeMap<String, ResourceState>,
     /// Who has what; kept over a restart.
     pub allocations: Vec<Allocation>,
+    /// Devices that a plugin is being asked for, by resource and id: nobody else gets them, and they are not listed yet.
+    pub asked_for: BTreeSet<(String, String)>,
     /// How many registrations each resource has had over all its lives.
     pub registrations: BTreeMap<String, u64>,
 }
@@ -28,6 +30,10 @@ impl StandinState {
     #[must_use]
     pub fn watched(&self, resource: &str) -> bool {
         self.resources.get(resource).is_some_and(|state| state.stream_open)
+    }
+    /// Whether it is allocated, or being asked for.
+    pub(super) fn taken(&self, resource: &str, id: &str) -> bool {
+        self.allocated(resource, id) || self.asked_for.contains(&(resource.to_owned(), id.to_owned()))
     }
 
     /// Whether any container has the device.

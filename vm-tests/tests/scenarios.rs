@@ -40,4 +40,7 @@ scenario_tests! {
     foreign_nic
     held_group
     no_iommu
+    right_node
+    agent_killed
+    full_walk
 }

@@ -12,3 +12,5 @@ pub const VMM_NAME: &str = "vmm-stand-in";
 pub const MODULES: &str = "/lib/lab-modules";
 /// The serial port for results; the console has the first one.
 pub const RESULTS: &str = "/dev/ttyS1";
+/// VFIO's own node, through which a VMM sets up its IOMMU.
+pub const CONTAINER: &str = "/dev/vfio/vfio";

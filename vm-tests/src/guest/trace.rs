@@ -12,8 +12,23 @@ use super::pci::Pci;
 pub struct Trace {
     /// Rises with every bind, unbind, add and remove.
     uevents: u64,
-    /// Of each function: address, driver, `driver_override`.
-    functions: Vec<(String, Option<String>, String)>,
+    functions: Vec<State>,
+}
+
+/// A function's driver and override.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct State {
+    address: String,
+    driver: Option<String>,
+    driver_override: String,
+}
+
+impl State {
+    /// How many of the two are different.
+    #[must_use]
+    pub fn differs(&self, other: &Self) -> usize {
+        usize::from(self.driver != other.driver) + usize::from(self.driver_override != other.driver_override)
+    }
 }
 
 const SEQUENCE: &str = "/sys/kernel/uevent_seqnum";
@@ -28,7 +43,7 @@ impl Trace {
             thread::sleep(QUIET);
             let now = uevents()?;
             if now == last {
-                return Ok(Self { uevents: now, functions: functions()? });
+                return Ok(Self { uevents: now, functions: Self::functions()? });
             }
             last = now;
         }
@@ -41,8 +56,16 @@ impl Trace {
 
     /// Checks that nothing was written since.
     pub fn unchanged(&self) -> Step {
-        equal("drivers and overrides after what should write nothing", &functions()?, &self.functions)?;
+        equal("drivers and overrides after what should write nothing", &Self::functions()?, &self.functions)?;
         equal("uevent_seqnum after what should write nothing", &uevents()?, &self.uevents)
+    }
+
+    /// Drivers and overrides of all functions, sorted by address.
+    pub fn functions() -> Step<Vec<State>> {
+        let of = |f: Pci| {
+            Ok(State { driver: f.driver()?, driver_override: f.driver_override()?, address: f.address })
+        };
+        Pci::all()?.into_iter().map(of).collect()
     }
 }
 
@@ -53,9 +76,4 @@ fn uevents() -> Step<u64> {
         expected: "a number".into(),
         seen: text,
     })
-}
-
-fn functions() -> Step<Vec<(String, Option<String>, String)>> {
-    let of = |f: Pci| Ok((f.address.clone(), f.driver()?, f.driver_override()?));
-    Pci::all()?.into_iter().map(of).collect()
 }

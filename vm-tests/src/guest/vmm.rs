@@ -189,13 +189,8 @@ pub struct Vmm {
 }
 
 impl Vmm {
-    /// Starts a stand-in on a group and waits until it holds the functions.
-    pub fn start(node: &str, addresses: &[&str]) -> Step<Self> {
-        Self::start_with("/dev/vfio/vfio", node, addresses)
-    }
-
-    /// The same with the container's node given, as an Allocate answer names it.
-    pub fn start_with(container: &str, node: &str, addresses: &[&str]) -> Step<Self> {
+    /// Starts a stand-in on a container and a group and waits until it holds the functions.
+    pub fn start(container: &str, node: &str, addresses: &[&str]) -> Step<Self> {
         println!("+ {} {container} {node} {addresses:?}", paths::VMM_NAME);
         let mut child = Command::new(paths::VMM)
             .args(["vmm", container, node])

@@ -32,27 +32,29 @@ pub struct Product {
 }
 
 /// Builds both programs in this program's profile; `VFIOD_BIN` stands in for the agent.
+///
+/// By two calls: cargo gives a dependency the features that all packages of one call ask for, and the agent under test
+/// is to be the one that `cargo build` makes.
 pub fn build() -> Result<Product, ProductError> {
-    let given = std::env::var_os("VFIOD_BIN").map(PathBuf::from);
+    say("building vfiod and the guest's program");
+    let vfiod = match std::env::var_os("VFIOD_BIN") {
+        Some(path) => PathBuf::from(path),
+        None => build_one("vfiod", "vfiod")?,
+    };
+    Ok(Product { vfiod, guest: build_one("vm-tests", "guest")? })
+}
+
+fn build_one(package: &str, program: &'static str) -> Result<PathBuf, ProductError> {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command
         .args(["build", "--message-format=json-render-diagnostics", "--manifest-path"])
         .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/../Cargo.toml"))
-        .args(["-p", "vm-tests", "--bin", "guest"]);
-    if given.is_none() {
-        command.args(["-p", "vfiod", "--bin", "vfiod"]);
-    }
+        .args(["-p", package, "--bin", program]);
     if !cfg!(debug_assertions) {
         command.arg("--release");
     }
-    say("building vfiod and the guest's program");
     let messages = process::run(&mut command, CURE)?;
-    let vfiod = match given {
-        Some(path) => path,
-        None => executable(&messages, "vfiod").ok_or(ProductError::NotNamed { program: "vfiod" })?,
-    };
-    let guest = executable(&messages, "guest").ok_or(ProductError::NotNamed { program: "guest" })?;
-    Ok(Product { vfiod, guest })
+    executable(&messages, program).ok_or(ProductError::NotNamed { program })
 }
 
 /// The file that cargo's messages give for a binary target.

@@ -32,3 +32,12 @@ pub const FOUR_FUNCTIONS: Node = Node { slots: &[Slot { functions: TU104 }], iom
 pub const GPU_AND_NIC: Node = Node { slots: &[Slot { functions: &[A10, CONNECTX] }], iommu: true };
 /// A GPU on a machine whose kernel drives no IOMMU.
 pub const WITHOUT_IOMMU: Node = Node { slots: &[Slot { functions: &[A10] }], iommu: false };
+/// Two GPUs of one model, each in its own group, and a four-function card.
+pub const THREE_CARDS: Node = Node {
+    slots: &[Slot { functions: &[A10] }, Slot { functions: TU104 }, Slot { functions: &[A10] }],
+    iommu: true,
+};
+/// The resource that KubeVirt asks for to get an [`A10`].
+pub const A10_RESOURCE: &str = "nvidia.com/GA102GL_A10";
+/// The variable in which KubeVirt looks for the addresses of [`A10_RESOURCE`].
+pub const A10_VARIABLE: &str = "PCI_RESOURCE_NVIDIA_COM_GA102GL_A10";

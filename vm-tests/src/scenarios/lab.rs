@@ -7,6 +7,7 @@ use super::Scenario;
 use super::cards::{A10, CONNECTX_DRIVER, FOUR_FUNCTIONS, GPU_AND_NIC, ONE_GPU, TU104, TU104_DRIVERS};
 use crate::guest::failure::{Failure, Step, contains, ensure, equal};
 use crate::guest::machine::Machine;
+use crate::guest::paths::CONTAINER;
 use crate::guest::vmm::{Seen, Vmm};
 
 pub(super) const VMM_TAKES_A_GROUP: Scenario = Scenario {
@@ -28,7 +29,7 @@ fn vmm_takes_a_group(machine: &Machine) -> Step {
     }
     let node = machine.function(0, 0).group_node()?;
     let addresses: Vec<&str> = functions.iter().map(|f| f.address.as_str()).collect();
-    let mut vmm = Vmm::start(&node, &addresses)?;
+    let mut vmm = Vmm::start(CONTAINER, &node, &addresses)?;
     let expected: Vec<Seen> = functions
         .iter()
         .zip(TU104)
@@ -36,7 +37,7 @@ fn vmm_takes_a_group(machine: &Machine) -> Step {
         .collect();
     equal("what the VMM stand-in reads", &vmm.seen, &expected)?;
     equal("requests to give the functions up", &vmm.asked()?, &0)?;
-    let second = Vmm::start(&node, &[]).err();
+    let second = Vmm::start(CONTAINER, &node, &[]).err();
     let said = second.map(|failure| failure.to_string()).unwrap_or_default();
     contains("what a second VMM gets from a held group", &said, "busy")?;
     vmm.release()?;
@@ -61,7 +62,7 @@ fn host_driver_spoils_a_group(machine: &Machine) -> Step {
     equal("the network card's group", &nic.group()?, &gpu.group()?)?;
     gpu.raw_bind()?;
     gpu.expect_driver("vfio-pci")?;
-    let refused = Vmm::start(&gpu.group_node()?, &[&gpu.address]).err();
+    let refused = Vmm::start(CONTAINER, &gpu.group_node()?, &[&gpu.address]).err();
     contains(
         "what the VMM stand-in says",
         &refused.map(|f| f.to_string()).unwrap_or_default(),
@@ -69,7 +70,7 @@ fn host_driver_spoils_a_group(machine: &Machine) -> Step {
     )?;
     // Without a driver the member does no harm.
     nic.write("driver/unbind", &nic.address)?;
-    Vmm::start(&gpu.group_node()?, &[&gpu.address])?.release()
+    Vmm::start(CONTAINER, &gpu.group_node()?, &[&gpu.address])?.release()
 }
 
 pub(super) const KERNEL_ASKS_THE_HOLDER: Scenario = Scenario {
@@ -84,7 +85,7 @@ fn kernel_asks_the_holder(machine: &Machine) -> Step {
     const BLOCKED: Duration = Duration::from_secs(1);
     let gpu = machine.function(0, 0);
     gpu.raw_bind()?;
-    let mut vmm = Vmm::start(&gpu.group_node()?, &[&gpu.address])?;
+    let mut vmm = Vmm::start(CONTAINER, &gpu.group_node()?, &[&gpu.address])?;
     equal("device id that the VMM stand-in reads", &vmm.seen.first().map(|s| s.device), &Some(A10.device))?;
     thread::scope(|scope| {
         let start = Instant::now();

@@ -7,9 +7,10 @@ use super::cards::{
 use crate::guest::agent::vfiod;
 use crate::guest::failure::{Step, contains, element, equal, text};
 use crate::guest::machine::Machine;
+use crate::guest::paths::{CONTAINER, VMM_NAME};
 use crate::guest::pci::Pci;
 use crate::guest::trace::Trace;
-use crate::guest::{paths, vmm::Vmm};
+use crate::guest::vmm::Vmm;
 
 pub(super) const ONE_GPU: Scenario = Scenario {
     name: "one-gpu",
@@ -27,7 +28,7 @@ fn one_gpu(machine: &Machine) -> Step {
     vfiod(&["bind", &gpu.address])?.exits(0)?;
     gpu.expect_driver("vfio-pci")?;
     expect_inspected(&gpu)?;
-    let mut vmm = Vmm::start(&gpu.group_node()?, &[&gpu.address])?;
+    let mut vmm = Vmm::start(CONTAINER, &gpu.group_node()?, &[&gpu.address])?;
     equal("device id that the VMM stand-in reads", &vmm.seen.first().map(|s| s.device), &Some(A10.device))?;
     equal("requests to give the GPU up", &vmm.asked()?, &0)?;
     vmm.release()?;
@@ -79,7 +80,7 @@ fn four_function_card(machine: &Machine) -> Step {
         function.expect_driver("vfio-pci")?;
     }
     let addresses: Vec<&str> = functions.iter().map(|f| f.address.as_str()).collect();
-    let vmm = Vmm::start(&machine.function(0, 0).group_node()?, &addresses)?;
+    let vmm = Vmm::start(CONTAINER, &machine.function(0, 0).group_node()?, &addresses)?;
     equal("functions that the VMM stand-in holds", &vmm.seen.len(), &4)?;
     vmm.release()?;
     vfiod(&["unbind", "--all"])?.exits(0)?;
@@ -118,11 +119,11 @@ pub(super) const HELD_GROUP: Scenario = Scenario {
 fn held_group(machine: &Machine) -> Step {
     let gpu = machine.function(0, 0);
     vfiod(&["bind", "--all"])?.exits(0)?;
-    let mut vmm = Vmm::start(&gpu.group_node()?, &[&gpu.address])?;
+    let mut vmm = Vmm::start(CONTAINER, &gpu.group_node()?, &[&gpu.address])?;
     let before = Trace::take()?;
     let pid = vmm.pid().to_string();
-    vfiod(&["unbind", &gpu.address])?.exits(1)?.says(&pid)?.says(paths::VMM_NAME)?;
-    vfiod(&["unbind", "--all"])?.exits(1)?.says(&pid)?.says(paths::VMM_NAME)?;
+    vfiod(&["unbind", &gpu.address])?.exits(1)?.says(&pid)?.says(VMM_NAME)?;
+    vfiod(&["unbind", "--all"])?.exits(1)?.says(&pid)?.says(VMM_NAME)?;
     before.unchanged()?;
     equal("requests to give the GPU up", &vmm.asked()?, &0)?;
     vmm.release()?;

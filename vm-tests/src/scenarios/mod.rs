@@ -1,5 +1,6 @@
 //! What is checked on the real kernel: one machine and a list of steps each.
 
+mod agent;
 mod cards;
 mod lab;
 mod manual;
@@ -33,6 +34,9 @@ pub const ALL: &[Scenario] = &[
     manual::FOREIGN_NIC,
     manual::HELD_GROUP,
     manual::NO_IOMMU,
+    agent::RIGHT_NODE,
+    agent::AGENT_KILLED,
+    agent::FULL_WALK,
 ];
 
 /// The scenario of a name.

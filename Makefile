@@ -11,7 +11,7 @@ CARGO_DENY_VERSION := 0.20.2
 CARGO_DENY_ROOT := $(CACHE)/tools/cargo-deny-$(CARGO_DENY_VERSION)
 BUILD_DIR := $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)
 
-.PHONY: help demo build test test-agent test-kernel lint fmt clippy doc deny clean linker
+.PHONY: help demo build test test-agent test-kernel measure lint fmt clippy doc deny clean linker
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -32,6 +32,9 @@ test-agent: linker ## All tests but those on a real kernel
 test-kernel: build ## The tests on a real Linux kernel in QEMU
 	@$(CARGO) test --locked -p vm-tests --no-run
 	@$(CARGO) test --locked -p vm-tests --no-fail-fast
+
+measure: linker ## How fast an agent starts and how much memory it takes, on the simulated HGX node (release build)
+	@$(CARGO) bench --locked --bench start
 
 lint: fmt clippy doc deny ## Format, clippy, documentation, licences and sources of dependencies
 

@@ -31,6 +31,7 @@ impl StandinState {
     pub fn watched(&self, resource: &str) -> bool {
         self.resources.get(resource).is_some_and(|state| state.stream_open)
     }
+
     /// Whether it is allocated, or being asked for.
     pub(super) fn taken(&self, resource: &str, id: &str) -> bool {
         self.allocated(resource, id) || self.asked_for.contains(&(resource.to_owned(), id.to_owned()))

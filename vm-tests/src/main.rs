@@ -32,7 +32,7 @@ enum Action {
 fn main() -> ExitCode {
     let done = match Arguments::parse().command {
         Action::List => {
-            ALL.iter().for_each(|s| println!("{:<24}{}", s.name, s.about));
+            ALL.iter().for_each(|s| println!("{:<34}{}", s.name, s.about));
             Ok(true)
         }
         Action::Fetch => fetch(),
@@ -77,7 +77,7 @@ fn run(scenarios: &[&'static Scenario], console: bool) -> Result<bool, LabError>
         }
         match outcome {
             Ok(report) => match report.failure() {
-                None => println!("{:<24}ok      {:.1} s", scenario.name, report.wall.as_secs_f64()),
+                None => println!("{:<34}ok      {:.1} s", scenario.name, report.wall.as_secs_f64()),
                 Some(why) => {
                     failed += 1;
                     println!("{why}");

@@ -4,18 +4,48 @@
 
 use std::sync::OnceLock;
 
+use vm_tests::host::files;
 use vm_tests::host::lab::{Lab, chain};
-use vm_tests::scenarios;
+use vm_tests::host::vm::VmError;
+use vm_tests::scenarios::{self, Scenario};
 
-fn run(test: &str) {
+fn lab() -> &'static Lab {
     static LAB: OnceLock<Result<Lab, String>> = OnceLock::new();
     let lab = LAB.get_or_init(|| Lab::prepare().map_err(|error| chain(&error)));
-    let lab = lab.as_ref().unwrap_or_else(|why| panic!("{why}"));
-    let scenario = scenarios::find(&test.replace('_', "-")).expect("a scenario of the test's name");
-    let report = lab.run(scenario).unwrap_or_else(|error| panic!("{}", chain(&error)));
+    lab.as_ref().unwrap_or_else(|why| panic!("{why}"))
+}
+
+fn scenario(name: &str) -> &'static Scenario {
+    scenarios::find(name).expect("a scenario of that name")
+}
+
+fn run(test: &str) {
+    let report = lab().run(scenario(&test.replace('_', "-")));
+    let report = report.unwrap_or_else(|error| panic!("{}", chain(&error)));
     if let Some(why) = report.failure() {
         panic!("{why}");
     }
+}
+
+#[test]
+fn a_machine_whose_kernel_panics_fails_and_shows_its_console() {
+    let mut vm = lab().vm(scenario("one-gpu"));
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    vm.initramfs = dir.path().join("no-archive");
+    files::write(&vm.initramfs, "this is no archive").expect("a file in it");
+    let error = vm.run().expect_err("a machine without a root file system gives no result");
+    assert!(matches!(error, VmError::NoResult { .. }), "{error}");
+    let text = error.to_string();
+    assert!(text.contains("its kernel panicked") && text.contains("Unable to mount root fs"), "{text}");
+}
+
+#[test]
+fn a_machine_that_takes_too_long_is_ended_and_fails() {
+    let mut vm = lab().vm(scenario("one-gpu"));
+    // Less than it takes to boot.
+    vm.seconds = 1;
+    let error = vm.run().expect_err("a machine that is ended early gives no result");
+    assert!(matches!(error, VmError::Timeout { .. }), "{error}");
 }
 
 macro_rules! scenario_tests {

@@ -87,17 +87,22 @@ impl Lab {
         Ok(Self { ground, initramfs, _dir: dir })
     }
 
-    /// Runs one scenario in a machine of its own.
-    pub fn run(&self, scenario: &Scenario) -> Result<Report, LabError> {
-        let vm = Vm {
+    /// The machine of a scenario, ready to run.
+    #[must_use]
+    pub fn vm(&self, scenario: &Scenario) -> Vm<'_> {
+        Vm {
             qemu: &self.ground.qemu,
             vmlinux: self.ground.kernel.vmlinux.clone(),
             initramfs: self.initramfs.clone(),
             node: scenario.node,
             scenario: scenario.name,
             seconds: scenario.seconds,
-        };
-        Ok(vm.run()?)
+        }
+    }
+
+    /// Runs one scenario in a machine of its own.
+    pub fn run(&self, scenario: &Scenario) -> Result<Report, LabError> {
+        Ok(self.vm(scenario).run()?)
     }
 }
 

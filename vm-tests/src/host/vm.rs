@@ -140,6 +140,8 @@ impl Vm<'_> {
         }
         let cause = if console.contains("Kernel panic") {
             "its kernel panicked"
+        } else if status.code() == Some(1) {
+            "QEMU did not accept it"
         } else if console.is_empty() {
             "its console said nothing, so the kernel did not start"
         } else {

@@ -1,0 +1,397 @@
+//! Plans and their execution, in one process: the plan is pure, and the simulated kernel answers without a writer.
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "test code")]
+
+mod node;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use nix::{errno::Errno, unistd::Pid};
+use node::{Node, address, four_groups, function};
+use proptest::{prelude::*, sample::select, test_runner::TestCaseError};
+use vfio::{
+    driver::is_vfio,
+    host::Host,
+    pci::{self, Address, Function},
+    sim::{Effect, Fault, Moment, Profile, kernel},
+    write::Write,
+    writer::WriteError,
+};
+use vfiod::{
+    desired::{Consumer, Desired, WorkloadType},
+    execute::{MoveError, Outcome, Port, carry_out},
+    inventory::observe,
+    plan::{Plan, Prior, Refusal, Verdict, plan},
+    usage::{PodDevice, Pods, Usage},
+};
+
+/// The simulated kernel without a child process between.
+struct InProcess {
+    host: Host,
+    priors: BTreeMap<Address, Prior>,
+}
+
+impl Port for InProcess {
+    fn look(&mut self, address: Address) -> Result<Function, MoveError> {
+        pci::read(&self.host, address).unwrap().ok_or(MoveError::Gone { address })
+    }
+
+    fn write(&mut self, write: &Write, prior: &Prior) -> Result<(), WriteError> {
+        self.priors.entry(write.address()).or_insert_with(|| prior.clone());
+        // No agent to kill: process 0 is nobody.
+        kernel::answer(&self.host, write, Pid::from_raw(0)).map_err(|errno| WriteError::Kernel {
+            write: write.clone(),
+            path: write.path(&self.host),
+            errno,
+        })
+    }
+}
+
+fn desired(workload_type: WorkloadType) -> Desired {
+    Desired { workload_type, consumer: Consumer::Kubevirt, adopt_boot_bound: false }
+}
+
+fn planned(node: &Node, workload_type: WorkloadType, priors: &BTreeMap<Address, Prior>) -> Plan {
+    plan(&observe(node.sim.host()).unwrap(), &desired(workload_type), &Usage::default(), priors)
+}
+
+/// Carries out every group of the plan, one after the other.
+fn carry_out_all(node: &Node, plan: &Plan, priors: &mut BTreeMap<Address, Prior>) -> Vec<Outcome> {
+    let mut port = InProcess { host: node.sim.host().clone(), priors: priors.clone() };
+    let outcomes = plan.moves().map(|(_, moves)| carry_out(moves, &mut port)).collect();
+    *priors = port.priors;
+    outcomes
+}
+
+fn refusals(plan: &Plan, group: u32) -> &[Refusal] {
+    match &plan.of(Some(group)).unwrap().verdict {
+        Verdict::Refused { refusals } => refusals,
+        other => panic!("group {group}: {other:?}"),
+    }
+}
+
+/// Each write of a switch, refused with each errno: the group ends as it was, and its neighbours as desired.
+#[test]
+fn a_refused_write_undoes_its_group_and_no_other() {
+    let errnos = [Errno::EBUSY, Errno::EINVAL, Errno::ENODEV, Errno::EIO, Errno::EPERM, Errno::EROFS];
+    let mut tried = 0;
+    for (there, back) in [
+        (WorkloadType::Container, WorkloadType::VmPassthrough),
+        (WorkloadType::VmPassthrough, WorkloadType::Container),
+    ] {
+        for at in 1.. {
+            let mut struck = false;
+            for errno in errnos {
+                let node = Node::new(&four_groups());
+                let mut priors = BTreeMap::new();
+                let first = planned(&node, there, &priors);
+                carry_out_all(&node, &first, &mut priors);
+                let before = node.bindings();
+                let number = node.writes() + at;
+                node.sim
+                    .set_faults(&[Fault::at(number, Moment::Before, Effect::Errno(errno as i32))])
+                    .unwrap();
+                let second = planned(&node, back, &priors);
+                let outcomes = carry_out_all(&node, &second, &mut priors);
+                let after = node.bindings();
+                for ((group, moves), outcome) in second.moves().zip(&outcomes) {
+                    let context = format!("to {back}, write {at} {errno}, group {group}: {outcome:?}");
+                    for step in moves {
+                        let now = &after[&step.address];
+                        match outcome {
+                            Outcome::Done => assert_eq!(
+                                now.0.as_deref().is_some_and(is_vfio),
+                                back == WorkloadType::VmPassthrough,
+                                "{context}"
+                            ),
+                            Outcome::RolledBack { .. } => {
+                                assert_eq!(*now, before[&step.address], "{context}")
+                            }
+                            _ => panic!("{context}"),
+                        }
+                    }
+                }
+                let failed = outcomes.iter().filter(|outcome| !matches!(outcome, Outcome::Done)).count();
+                assert!(failed <= 1);
+                struck |= failed == 1;
+                tried += 1;
+            }
+            if !struck {
+                break;
+            }
+        }
+    }
+    println!("{tried} refused writes");
+    assert!(tried > 200, "{tried}");
+}
+
+#[test]
+fn a_probe_that_nothing_answers_is_not_taken_for_success() {
+    let mut profile = four_groups();
+    profile.drivers.retain(|driver| driver != "vfio-pci");
+    let node = Node::new(&profile);
+    let before = node.bindings();
+    // The inventory says that the driver is there (it went away since): the probe finds nothing, and answers success.
+    let mut inventory = observe(node.sim.host()).unwrap();
+    inventory.vfio_loaded = true;
+    let plan = plan(&inventory, &desired(WorkloadType::VmPassthrough), &Usage::default(), &BTreeMap::new());
+    for outcome in carry_out_all(&node, &plan, &mut BTreeMap::new()) {
+        let Outcome::RolledBack { error: error @ MoveError::NotTaken { .. } } = &outcome else {
+            panic!("{outcome:?}")
+        };
+        assert!(error.to_string().contains("on no driver, not on vfio-pci"), "{error}");
+    }
+    assert_eq!(node.bindings(), before);
+}
+
+#[test]
+fn a_foreign_member_on_its_driver_refuses_the_whole_group() {
+    let mut profile = four_groups();
+    let mut nic = function("0000:17:00.1", 0x101b, 0x02_00_00, Some("mlx5_core"), 25);
+    nic.vendor = 0x15b3;
+    profile.functions.push(nic);
+    let node = Node::new(&profile);
+    let plan = planned(&node, WorkloadType::VmPassthrough, &BTreeMap::new());
+    let [Refusal::ForeignMember { address: found, driver, .. }] = refusals(&plan, 25) else {
+        panic!("{plan:?}")
+    };
+    assert_eq!((*found, driver.as_str()), (address("0000:17:00.1"), "mlx5_core"));
+    assert_eq!(plan.moves().count(), 3, "the other groups go on");
+}
+
+#[test]
+fn bridges_and_driverless_strangers_are_left_alone() {
+    let mut profile = four_groups();
+    let mut port = function("0000:16:00.0", 0x352a, 0x06_04_00, Some("pcieport"), 25);
+    port.vendor = 0x8086;
+    let mut stranger = function("0000:17:00.1", 0x0001, 0x01_08_02, None, 25);
+    stranger.vendor = 0x144d;
+    profile.functions.extend([port, stranger]);
+    let node = Node::new(&profile);
+    let mut priors = BTreeMap::new();
+    let first = planned(&node, WorkloadType::VmPassthrough, &priors);
+    assert!(carry_out_all(&node, &first, &mut priors).iter().all(|outcome| matches!(outcome, Outcome::Done)));
+    assert_eq!(node.driver(address("0000:16:00.0")).as_deref(), Some("pcieport"));
+    assert_eq!(node.driver(address("0000:17:00.1")), None);
+    assert_eq!(planned(&node, WorkloadType::VmPassthrough, &priors).moves().count(), 0);
+}
+
+#[test]
+fn without_an_iommu_nothing_moves_and_it_says_why() {
+    let node = Node::new(&Profile::without_iommu());
+    let plan = planned(&node, WorkloadType::VmPassthrough, &BTreeMap::new());
+    assert_eq!(plan.groups.len(), 2);
+    for group in &plan.groups {
+        let Verdict::Refused { refusals } = &group.verdict else { panic!("{group:?}") };
+        assert!(matches!(refusals[..], [Refusal::NoIommu { .. }]), "{refusals:?}");
+        assert!(refusals[0].to_string().contains("intel_iommu=on"));
+    }
+}
+
+#[test]
+fn an_unreadable_member_hides_no_other_and_refuses_its_group() {
+    let node = Node::new(&four_groups());
+    let class = node.sim.host().function_dir(address("0000:52:00.1")).join("class");
+    std::fs::remove_file(class).unwrap();
+    let inventory = observe(node.sim.host()).unwrap();
+    assert_eq!(inventory.functions.len(), 6);
+    let plan = planned(&node, WorkloadType::VmPassthrough, &BTreeMap::new());
+    let [Refusal::Unreadable { address: found, reason }] = refusals(&plan, 35) else { panic!("{plan:?}") };
+    assert_eq!(*found, address("0000:52:00.1"));
+    assert!(reason.contains("class"), "{reason}");
+    assert_eq!(plan.moves().count(), 3);
+}
+
+/// The way back, case by case of the design's never-event 5.
+#[test]
+fn the_way_back_follows_each_prior() {
+    let [gpu, audio, usb, ucsi] =
+        ["0000:52:00.0", "0000:52:00.1", "0000:52:00.2", "0000:52:00.3"].map(address);
+    type Case = (Address, (Option<&'static str>, Option<&'static str>), Option<Prior>, Option<&'static str>);
+    let vfio = (Some("vfio-pci"), Some("vfio-pci"));
+    let by_ids = (Some("vfio-pci"), None);
+    let named = |name: &str| Some(Prior::Driver(name.to_owned()));
+    let cases: [Case; 9] = [
+        (gpu, vfio, named("nvidia"), Some("nvidia")),
+        (gpu, vfio, None, Some("nvidia")),
+        (gpu, by_ids, None, Some("vfio-pci")),
+        (audio, vfio, named("snd_hda_intel"), Some("snd_hda_intel")),
+        (audio, vfio, Some(Prior::None), None),
+        (usb, vfio, Some(Prior::Unknown), Some("xhci_hcd")),
+        (usb, by_ids, None, Some("vfio-pci")),
+        (
+            usb,
+            vfio,
+            Some(Prior::AlreadyVfio { driver_override: Some("vfio-pci".to_owned()) }),
+            Some("xhci_hcd"),
+        ),
+        // Moved by vfiod, and its override cleared before a crash: this is not "bound at boot".
+        (ucsi, by_ids, named("nvidia-gpu"), Some("nvidia-gpu")),
+    ];
+    for (function, (driver, driver_override), prior, expected) in cases {
+        let node = Node::new(&Profile::four_function_card());
+        node.sim.put(function, driver, driver_override).unwrap();
+        let mut priors: BTreeMap<_, _> = prior.clone().map(|prior| (function, prior)).into_iter().collect();
+        let plan = planned(&node, WorkloadType::Container, &priors);
+        let kept = expected == Some("vfio-pci");
+        assert_eq!(plan.of(Some(35)).unwrap().boot_bound.contains(&function), kept, "{function} {prior:?}");
+        for outcome in carry_out_all(&node, &plan, &mut priors) {
+            assert!(matches!(outcome, Outcome::Done), "{function} {prior:?}: {outcome:?}");
+        }
+        let (now, now_override) = node.bindings()[&function].clone();
+        assert_eq!((now.as_deref(), now_override.as_deref()), (expected, None), "{function} {prior:?}");
+    }
+}
+
+#[test]
+fn boot_bound_functions_are_adopted_when_asked() {
+    let node = Node::new(&Profile::four_function_card());
+    let gpu = address("0000:52:00.0");
+    node.sim.put(gpu, Some("vfio-pci"), None).unwrap();
+    let adopting = Desired { adopt_boot_bound: true, ..desired(WorkloadType::Container) };
+    let plan = plan(&observe(node.sim.host()).unwrap(), &adopting, &Usage::default(), &BTreeMap::new());
+    carry_out_all(&node, &plan, &mut BTreeMap::new());
+    assert_eq!(node.driver(gpu).as_deref(), Some("nvidia"));
+}
+
+/// A companion must read back as what it was; a GPU may stay driverless where no driver is loaded.
+#[test]
+fn a_companion_that_does_not_come_back_is_an_error_and_a_driverless_gpu_is_not() {
+    let mut profile = Profile::four_function_card();
+    let node = Node::new(&profile);
+    let mut priors = BTreeMap::new();
+    carry_out_all(&node, &planned(&node, WorkloadType::VmPassthrough, &priors), &mut priors);
+    for gone in ["snd_hda_intel", "nvidia"] {
+        std::fs::remove_dir_all(node.sim.host().sys("bus/pci/drivers").join(gone)).unwrap();
+    }
+    let plan = planned(&node, WorkloadType::Container, &priors);
+    let outcomes = carry_out_all(&node, &plan, &mut priors);
+    let [Outcome::RolledBack { error }] = &outcomes[..] else { panic!("{outcomes:?}") };
+    assert!(error.to_string().starts_with("0000:52:00.1 was probed"), "{error}");
+    assert!(node.bindings().values().all(|(driver, _)| driver.as_deref() == Some("vfio-pci")));
+
+    profile.functions.truncate(1);
+    profile.drivers.retain(|driver| driver != "nvidia");
+    profile.functions[0].driver = Some("vfio-pci".to_owned());
+    let node = Node::new(&profile);
+    node.sim.put(address("0000:52:00.0"), Some("vfio-pci"), Some("vfio-pci")).unwrap();
+    let mut priors = BTreeMap::new();
+    let plan = planned(&node, WorkloadType::Container, &priors);
+    assert!(matches!(carry_out_all(&node, &plan, &mut priors)[..], [Outcome::Done]));
+    assert_eq!(node.bindings()[&address("0000:52:00.0")], (None, None));
+}
+
+/// A random node: groups with random members, on random drivers, with random overrides.
+fn any_node() -> impl Strategy<Value = (Profile, Vec<(Address, Option<&'static str>, Option<&'static str>)>)>
+{
+    let member = (0_u32..4, select(vec![0x03_02_00, 0x06_80_00, 0x02_00_00, 0x06_04_00]), 0_u8..4, 0_u8..3);
+    prop::collection::vec(member, 1..8).prop_map(|members| {
+        let mut profile =
+            Profile { name: "any".to_owned(), functions: Vec::new(), ..Profile::four_function_card() };
+        let mut state = Vec::new();
+        for (index, (group, class, driver, driver_override)) in members.into_iter().enumerate() {
+            let at = Address::new(0, u8::try_from(index).unwrap() + 1, 0, 0).unwrap();
+            let mut made = function(&at.to_string(), 0x22a3, class, None, group);
+            let host = match class {
+                0x03_02_00 => "nvidia",
+                0x06_80_00 => "nvidia-nvswitch",
+                0x02_00_00 => "mlx5_core",
+                _ => "pcieport",
+            };
+            made.vendor = if class == 0x02_00_00 { 0x15b3 } else { 0x10de };
+            profile.functions.push(made);
+            let driver = [None, Some(host), Some("vfio-pci"), Some("pci-stub")][usize::from(driver)];
+            let driver_override = [None, Some("vfio-pci"), Some("pci-stub")][usize::from(driver_override)];
+            state.push((at, driver, driver_override));
+        }
+        (profile, state)
+    })
+}
+
+/// What must hold of every plan, whatever the node.
+fn check(node: &Node, workload_type: WorkloadType) -> Result<(), TestCaseError> {
+    let inventory = observe(node.sim.host()).unwrap();
+    let mut priors = BTreeMap::new();
+    let plan = planned(node, workload_type, &priors);
+    let before = node.bindings();
+    for (group, moves) in plan.moves() {
+        for step in moves {
+            let found = &inventory.functions[&step.address];
+            prop_assert_eq!(found.iommu_group, Some(group), "a group is never left by its own moves");
+            prop_assert!(
+                matches!(found.class.0, 0x03_02_00 | 0x06_80_00),
+                "{:?} is not vfiod's to move",
+                found
+            );
+        }
+    }
+    for outcome in carry_out_all(node, &plan, &mut priors) {
+        prop_assert!(matches!(outcome, Outcome::Done), "{:?}", outcome);
+    }
+    let moved: BTreeSet<_> = plan.moves().flat_map(|(_, moves)| moves).map(|step| step.address).collect();
+    for (address, now) in node.bindings() {
+        prop_assert!(moved.contains(&address) || now == before[&address], "{address} was not in the plan");
+    }
+    if workload_type == WorkloadType::VmPassthrough {
+        for group in observe(node.sim.host()).unwrap().passthrough_groups() {
+            let all: Vec<_> = inventory.movable(group).map(|f| node.driver(f.address)).collect();
+            let bound = all.iter().filter(|driver| driver.as_deref().is_some_and(is_vfio)).count();
+            let refused = matches!(plan.of(Some(group)).unwrap().verdict, Verdict::Refused { .. });
+            prop_assert!(refused || bound == all.len(), "group {group} is bound by half");
+        }
+    } else {
+        priors.clear();
+    }
+    let writes = node.writes();
+    let again = planned(node, workload_type, &priors);
+    prop_assert_eq!(again.moves().count(), 0, "a second plan moves again: {:?}", again);
+    carry_out_all(node, &again, &mut priors);
+    prop_assert_eq!(node.writes(), writes);
+    Ok(())
+}
+
+fn put_all(node: &Node, state: &[(Address, Option<&str>, Option<&str>)]) {
+    for (address, driver, driver_override) in state {
+        node.sim.put(*address, *driver, *driver_override).unwrap();
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 96, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Never-events 2, 4 and the group as the unit, over random nodes.
+    #[test]
+    fn any_plan_moves_whole_groups_and_is_done_after_one_go((profile, state) in any_node(), to_vfio: bool) {
+        let node = Node::new(&profile);
+        put_all(&node, &state);
+        check(&node, if to_vfio { WorkloadType::VmPassthrough } else { WorkloadType::Container })?;
+    }
+
+    /// Never-event 3: a group somebody uses, or may be using, is in no plan.
+    #[test]
+    fn nothing_in_use_is_ever_moved((profile, state) in any_node(), to_vfio: bool, how in 0_u8..4) {
+        let node = Node::new(&profile);
+        put_all(&node, &state);
+        let inventory = observe(node.sim.host()).unwrap();
+        let wish = desired(if to_vfio { WorkloadType::VmPassthrough } else { WorkloadType::Container });
+        let free = plan(&inventory, &wish, &Usage::default(), &BTreeMap::new());
+        let Some((group, moves)) = free.moves().next() else { return Ok(()) };
+        let device = |id: String| PodDevice {
+            namespace: "ns".into(), pod: "p".into(), container: "c".into(), resource: "nvidia.com/gpu".into(), id,
+        };
+        let mut usage = Usage::default();
+        match how {
+            0 => usage.pods = Pods::Known(BTreeSet::from([device(moves[0].address.to_string())])),
+            1 => usage.pods = Pods::Known(BTreeSet::from([device("GPU-5e1b".to_owned())])),
+            2 => usage.pods = Pods::Unknown("no socket".to_owned()),
+            _ => {
+                let hold = vfiod::usage::Hold { resource: "nvidia.com/X".into(), answered_at: 0, shown: false };
+                usage.holds.insert(moves[0].address, hold);
+            }
+        }
+        let blocked = plan(&inventory, &wish, &usage, &BTreeMap::new());
+        let Verdict::Refused { refusals } = &blocked.of(Some(group)).unwrap().verdict else {
+            return Err(TestCaseError::fail(format!("{blocked:?}")));
+        };
+        prop_assert!(matches!(refusals[..], [Refusal::InUse { .. }]), "{:?}", refusals);
+    }
+}

@@ -29,7 +29,11 @@ pub struct Naming {
 }
 
 impl Naming {
-    fn resource(
+    /// The resource under which a GPU or an NVSwitch is offered to `consumer`.
+    ///
+    /// # Errors
+    /// When Kubernetes would refuse the name.
+    pub fn resource(
         &self,
         consumer: Consumer,
         role: Role,
@@ -99,9 +103,11 @@ pub fn offers(view: View<'_>) -> Vec<Offer> {
         if !given_out {
             reasons.extend(busy(view, function));
         }
-        let (resource, registrable) = match named {
-            Ok(name) => (name.to_string(), true),
-            Err(error) => {
+        let (resource, registrable) = match (usage.holds.get(&function.address), named) {
+            // What a pod has stays listed under the name that it was given by, whatever it would be called now.
+            (Some(hold), _) => (hold.resource.clone(), true),
+            (None, Ok(name)) => (name.to_string(), true),
+            (None, Err(error)) => {
                 reasons.push(Reason::new("NameRefused", error.to_string()));
                 (error.name, false)
             }

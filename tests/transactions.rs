@@ -104,7 +104,7 @@ fn a_refused_write_undoes_its_group_and_no_other() {
                                 "{context}"
                             ),
                             Outcome::RolledBack { .. } => {
-                                assert_eq!(*now, before[&step.address], "{context}")
+                                assert_eq!(*now, before[&step.address], "{context}");
                             }
                             _ => panic!("{context}"),
                         }
@@ -280,9 +280,11 @@ fn a_companion_that_does_not_come_back_is_an_error_and_a_driverless_gpu_is_not()
     assert_eq!(node.bindings()[&address("0000:52:00.0")], (None, None));
 }
 
+/// Functions with the driver and the override that each shall have.
+type State = Vec<(Address, Option<&'static str>, Option<&'static str>)>;
+
 /// A random node: groups with random members, on random drivers, with random overrides.
-fn any_node() -> impl Strategy<Value = (Profile, Vec<(Address, Option<&'static str>, Option<&'static str>)>)>
-{
+fn any_node() -> impl Strategy<Value = (Profile, State)> {
     let member = (0_u32..4, select(vec![0x03_02_00, 0x06_80_00, 0x02_00_00, 0x06_04_00]), 0_u8..4, 0_u8..3);
     prop::collection::vec(member, 1..8).prop_map(|members| {
         let mut profile =

@@ -16,6 +16,7 @@ use crate::{
     offers::{View, advertised, offers},
     plan::{Move, Plan, Verdict, plan},
     reason::{Reason, chain},
+    usage::Hold,
 };
 
 /// The shortest time to another try, whatever else says.
@@ -37,6 +38,7 @@ impl Agent {
         }
         self.reap_wedged();
         self.plan();
+        self.forget_settled();
         if self.due().moves().next().is_some() {
             self.move_groups().await;
         }
@@ -69,6 +71,7 @@ impl Agent {
             }
         }
         self.usage.pods = pods.into();
+        self.adopt_holds();
         for address in self.usage.settle(&self.inventory, boot_seconds(), self.settings.hold_grace.as_secs())
         {
             tracing::info!(%address, "no pod has it any more");
@@ -76,15 +79,42 @@ impl Agent {
         true
     }
 
+    /// Takes over as holds what the kubelet lists under this agent's own names without an answer being remembered: given
+    /// out by another program, or before the journal was lost. So it counts as in use although the kubelet falls silent.
+    fn adopt_holds(&mut self) {
+        let mut listed = Vec::new();
+        for (function, role) in self.inventory.offerable() {
+            let Ok(name) = self.settings.naming.resource(self.desired.consumer, role, function) else {
+                continue;
+            };
+            if self.usage.pods_with(function.address).any(|device| device.resource == name.as_str()) {
+                listed.push((function.address, name.to_string()));
+            }
+        }
+        for (address, resource) in listed {
+            let hold = Hold { resource, answered_at: boot_seconds(), shown: true };
+            self.usage.holds.entry(address).or_insert(hold);
+        }
+    }
+
     pub(super) fn plan(&mut self) {
         self.plan = plan(&self.inventory, &self.desired, &self.usage, &self.journal.priors);
-        for address in self.plan.groups.iter().flat_map(|plan| &plan.settled) {
-            self.journal.priors.remove(address);
-        }
         // What went right, or is not to be moved any more, is in no trouble.
         let moving: BTreeSet<u32> = self.plan.moves().map(|(group, _)| group).collect();
         let wedged = &self.wedged;
         self.troubles.retain(|group, _| moving.contains(group) || wedged.contains_key(group));
+    }
+
+    /// Forgets the functions that are back where they were. Not while groups are being moved: a function that is back may
+    /// yet have to return to vfio with the rest of its group.
+    fn forget_settled(&mut self) {
+        for plan in &self.plan.groups {
+            if plan.group.is_none_or(|group| !self.journal.pending.contains_key(&group)) {
+                for address in &plan.settled {
+                    self.journal.priors.remove(address);
+                }
+            }
+        }
     }
 
     /// The plan without the groups whose time has not come: wedged ones, and those that failed a moment ago.
@@ -123,6 +153,7 @@ impl Agent {
         }
         self.look().await;
         self.plan();
+        self.forget_settled();
         self.gate.clear();
     }
 

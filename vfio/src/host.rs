@@ -1,4 +1,4 @@
-//! Where a host's kernel is met: its four roots for reading, and [`Host::start_writer`] for the one way of writing.
+//! Where a host's kernel is met: its four roots, and how they are read. Writing goes through [`crate::writer`].
 
 use std::{
     fs, io,

@@ -6,7 +6,7 @@
 //! * [`driver`]: which write comes next on a function's way from one driver to another
 //! * [`holders`]: which processes have a device open
 //! * [`nvidia`]: the host driver's own device nodes
-//! * [`write`]: the kernel writes that exist, as data
+//! * [`mod@write`]: the kernel writes that exist, as data
 //! * [`writer`]: the one seam through which they go, in a child process under a deadline
 //! * [`sim`]: a simulated kernel over a directory tree
 //!

@@ -9,13 +9,9 @@ use tokio::{
     time::sleep,
 };
 
-use super::{
-    End, Failure, NodeArgs,
-    places::{Places, naming, writer_command},
-    runtime,
-};
+use super::{End, Failure, NodeArgs, places::Places, runtime};
 use crate::{
-    agent::{Service, Settings},
+    agent::Service,
     config::Config,
     desired::{Consumer, Desired, WorkloadType},
     device_plugin,
@@ -96,17 +92,7 @@ async fn serve(args: &AgentArgs, config: Config, first: Desired, places: &Places
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     tracing::info!(workload_type = %first.workload_type, consumer = %first.consumer, "vfiod {}", env!("CARGO_PKG_VERSION"));
-    let settings = Settings {
-        host: places.host.clone(),
-        kubelet: places.kubelet.clone(),
-        store: places.store(),
-        writer: writer_command(config.write_deadline),
-        naming: naming(places.host.root(), &config),
-        hold_grace: config.hold_grace,
-        rescan: config.rescan,
-        blocked_retry: config.blocked_retry,
-        pod_resources_deadline: config.pod_resources_deadline,
-    };
+    let settings = places.settings(&config);
     let mut service = Service::start(settings, device_plugin::Settings::default(), first, &places.socket)?;
     let wish = service.wish.clone();
     let broke_off = tokio::select! {

@@ -15,7 +15,7 @@ use vfio::{
 use super::{
     End, Failure, NodeArgs, emit,
     inspect::offer_table,
-    places::{Places, naming, writer_command},
+    places::Places,
     runtime,
     table::{or_dash, render},
 };
@@ -108,19 +108,8 @@ async fn play() -> Result<(), Failure> {
 }
 
 fn settings(places: &Places) -> Settings {
-    let config = Config::default();
-    Settings {
-        host: places.host.clone(),
-        kubelet: places.kubelet.clone(),
-        store: places.store(),
-        writer: writer_command(config.write_deadline),
-        naming: naming(places.host.root(), &config),
-        hold_grace: config.hold_grace,
-        rescan: config.rescan,
-        // A watcher of the demo should not have to wait for what a node's operator gladly waits for.
-        blocked_retry: Duration::from_millis(300),
-        pod_resources_deadline: config.pod_resources_deadline,
-    }
+    // A watcher of the demo should not have to wait for what a node's operator gladly waits for.
+    Settings { blocked_retry: Duration::from_millis(300), ..places.settings(&Config::default()) }
 }
 
 fn desired(workload_type: WorkloadType) -> Desired {

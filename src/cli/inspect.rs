@@ -2,7 +2,6 @@
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
-use clap::Args;
 use serde::Serialize;
 use vfio::{
     iommu::Group,
@@ -10,30 +9,19 @@ use vfio::{
 };
 
 use super::{
-    End, Failure, NodeArgs, Output, OutputArgs, WishArgs, emit, emit_json,
+    End, Failure, LookArgs, Output, emit, emit_json,
     places::{Places, naming},
     runtime,
     table::{or_dash, render},
 };
 use crate::{
     config::Config,
-    desired::Desired,
     inventory::Inventory,
     offers::{Naming, Offer, View, offers},
     plan::plan,
     reason::Reason,
     usage::{Usage, User},
 };
-
-#[derive(Debug, Args)]
-pub struct InspectArgs {
-    #[command(flatten)]
-    node: NodeArgs,
-    #[command(flatten)]
-    wish: WishArgs,
-    #[command(flatten)]
-    output: OutputArgs,
-}
 
 #[derive(Debug, Serialize)]
 struct Inspection<'a> {
@@ -61,18 +49,14 @@ struct GroupRow<'a> {
     users: Vec<User>,
 }
 
-pub fn run(args: &InspectArgs) -> Result<End, Failure> {
+pub fn run(args: &LookArgs) -> Result<End, Failure> {
     let places = Places::new(&args.node)?;
     let config = Config::default();
     let journal = places.journal()?;
     let inventory = places.observe()?;
     let usage = runtime()?.block_on(places.usage(&journal, config.pod_resources_deadline));
     let naming = naming(places.host.root(), &config);
-    let desired = Desired {
-        workload_type: args.wish.workload_type,
-        consumer: args.wish.consumer,
-        adopt_boot_bound: false,
-    };
+    let desired = args.wish.desired();
     let plan = plan(&inventory, &desired, &usage, &journal.priors);
     let trouble = BTreeMap::new();
     let view = View {

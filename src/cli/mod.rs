@@ -21,7 +21,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use vfio::{host::Host, writer};
 
 use crate::{
-    desired::{Consumer, WorkloadType},
+    desired::{Consumer, Desired, WorkloadType},
     reason::chain,
 };
 
@@ -41,9 +41,9 @@ enum Command {
     /// Keep this node at one workload type and offer its GPUs to the kubelet
     Agent(agent::AgentArgs),
     /// Show functions, IOMMU groups, and what is or would be offered
-    Inspect(inspect::InspectArgs),
+    Inspect(LookArgs),
     /// Show what would be done for a workload type, step by step, and touch nothing
-    Plan(plan::PlanArgs),
+    Plan(LookArgs),
     /// Bind GPUs to vfio-pci, whole IOMMU groups at a time
     Bind(bind::BindArgs),
     /// Give GPUs back to the host's drivers, whole IOMMU groups at a time
@@ -79,6 +79,23 @@ pub struct WishArgs {
     /// Who takes the devices of a VM type
     #[arg(long, value_enum, default_value = "kubevirt")]
     consumer: Consumer,
+}
+
+/// What a subcommand takes that only looks.
+#[derive(Debug, Clone, Args)]
+pub struct LookArgs {
+    #[command(flatten)]
+    node: NodeArgs,
+    #[command(flatten)]
+    wish: WishArgs,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+impl WishArgs {
+    fn desired(&self) -> Desired {
+        Desired { workload_type: self.workload_type, consumer: self.consumer, adopt_boot_bound: false }
+    }
 }
 
 /// How to print.

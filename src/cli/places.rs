@@ -9,6 +9,7 @@ use vfio::{host::Host, writer::WriterCommand};
 
 use super::{Failure, KERNEL_WRITER, NodeArgs};
 use crate::{
+    agent::Settings,
     config::Config,
     inventory::{Inventory, observe},
     journal::{Journal, Store},
@@ -59,6 +60,21 @@ impl Places {
     pub async fn usage(&self, journal: &Journal, deadline: Duration) -> Usage {
         let pods = kubelet::list(&self.kubelet, deadline).await.into();
         Usage { holds: journal.holds.clone(), pods }
+    }
+
+    /// What an agent of this node is told, with the config's times.
+    pub fn settings(&self, config: &Config) -> Settings {
+        Settings {
+            host: self.host.clone(),
+            kubelet: self.kubelet.clone(),
+            store: self.store(),
+            writer: writer_command(config.write_deadline),
+            naming: naming(self.host.root(), config),
+            hold_grace: config.hold_grace,
+            rescan: config.rescan,
+            blocked_retry: config.blocked_retry,
+            pod_resources_deadline: config.pod_resources_deadline,
+        }
     }
 
     pub fn observe(&self) -> Result<Inventory, Failure> {

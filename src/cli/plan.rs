@@ -2,35 +2,19 @@
 
 use std::fmt::Write as _;
 
-use clap::Args;
-
-use super::{End, Failure, NodeArgs, Output, OutputArgs, WishArgs, emit, emit_json, places::Places, runtime};
+use super::{End, Failure, LookArgs, Output, emit, emit_json, places::Places, runtime};
 use crate::{
     config::Config,
     desired::Desired,
     plan::{GroupPlan, Plan, Verdict, plan},
 };
 
-#[derive(Debug, Args)]
-pub struct PlanArgs {
-    #[command(flatten)]
-    node: NodeArgs,
-    #[command(flatten)]
-    wish: WishArgs,
-    #[command(flatten)]
-    output: OutputArgs,
-}
-
-pub fn run(args: &PlanArgs) -> Result<End, Failure> {
+pub fn run(args: &LookArgs) -> Result<End, Failure> {
     let places = Places::new(&args.node)?;
     let journal = places.journal()?;
     let inventory = places.observe()?;
     let usage = runtime()?.block_on(places.usage(&journal, Config::default().pod_resources_deadline));
-    let desired = Desired {
-        workload_type: args.wish.workload_type,
-        consumer: args.wish.consumer,
-        adopt_boot_bound: false,
-    };
+    let desired = args.wish.desired();
     let plan = plan(&inventory, &desired, &usage, &journal.priors);
     match args.output.output {
         Output::Json => emit_json(&plan)?,

@@ -41,8 +41,8 @@ fn a_machine_whose_kernel_panics_fails_and_shows_its_console() {
 
 #[test]
 fn a_machine_that_takes_too_long_is_ended_and_fails() {
-    let mut vm = lab().vm(scenario("one-gpu"));
-    // Less than it takes to boot.
+    // This one waits for a second after it has booted.
+    let mut vm = lab().vm(scenario("lab-kernel-asks-the-holder"));
     vm.seconds = 1;
     let error = vm.run().expect_err("a machine that is ended early gives no result");
     assert!(matches!(error, VmError::Timeout { .. }), "{error}");

@@ -11,7 +11,7 @@ pub enum CacheError {
     #[error("no place for the lab's cache: neither XDG_CACHE_HOME nor HOME is set. Set one of them")]
     NoHome,
     /// A file operation failed.
-    #[error("the lab's cache")]
+    #[error(transparent)]
     File(#[from] FileError),
 }
 

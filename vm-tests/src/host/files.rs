@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 /// A file operation failed.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot {action} {path}: is the disk full, or does it belong to another user? Set XDG_CACHE_HOME to move the lab's cache", path = path.display())]
+#[error("cannot {action} {path} (if the disk is full or it is another user's, XDG_CACHE_HOME moves the lab's cache)", path = path.display())]
 pub struct FileError {
     action: &'static str,
     path: PathBuf,

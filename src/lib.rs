@@ -4,6 +4,8 @@
 //! [`execute`] and [`conduct`] do it through the one seam of the `vfio` library with the [`journal`] before every write,
 //! [`offers`] says what is advertised (purely), and [`device_plugin`] publishes it. [`agent`] is the loop round that.
 
+#![forbid(unsafe_code)]
+
 pub mod agent;
 pub mod atomic_file;
 pub mod cli;

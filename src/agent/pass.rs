@@ -109,7 +109,7 @@ impl Agent {
     /// yet have to return to vfio with the rest of its group.
     fn forget_settled(&mut self) {
         for plan in &self.plan.groups {
-            if plan.group.is_none_or(|group| !self.journal.pending.contains_key(&group)) {
+            if plan.group.is_none_or(|group| !self.waits_for_kernel(group)) {
                 for address in &plan.settled {
                     self.journal.priors.remove(address);
                 }
@@ -117,11 +117,16 @@ impl Agent {
         }
     }
 
+    /// Whether a write to the group, of this agent or of one before it, has not come back from the kernel.
+    fn waits_for_kernel(&self, group: u32) -> bool {
+        self.journal.pending.contains_key(&group) || self.wedged.contains_key(&group)
+    }
+
     /// The plan without the groups whose time has not come: wedged ones, and those that failed a moment ago.
     fn due(&self) -> Plan {
         let now = Instant::now();
         let due = |group: u32| {
-            !self.journal.pending.contains_key(&group)
+            !self.waits_for_kernel(group)
                 && self.troubles.get(&group).is_none_or(|trouble| trouble.next_try <= now)
         };
         let groups = self.plan.groups.iter().filter(|plan| plan.group.is_some_and(due)).cloned().collect();
@@ -262,12 +267,12 @@ impl Agent {
         if !self.usage.holds.is_empty() {
             wakes.push(self.wake_in(self.settings.blocked_retry, "holds are looked at again"));
         }
-        if !self.journal.pending.is_empty() {
+        if !self.journal.pending.is_empty() || !self.wedged.is_empty() {
             let soon = self.settings.blocked_retry.min(LATE_RETRY);
             wakes.push(self.wake_in(soon, "a late write is looked at again"));
         }
         // A wedged group is tried again when its write has come back, not by the clock.
-        let failed = self.troubles.iter().filter(|(group, _)| !self.journal.pending.contains_key(group));
+        let failed = self.troubles.iter().filter(|(group, _)| !self.waits_for_kernel(**group));
         let soonest = Instant::now() + SHORTEST_RETRY;
         wakes.extend(failed.map(|(_, trouble)| Wake {
             at: trouble.next_try.max(soonest),

@@ -17,14 +17,12 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use nix::errno::Errno;
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
-use tokio::io::unix::AsyncFd;
+use tokio::net::unix::pipe::Receiver;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
@@ -147,16 +145,9 @@ fn directory_id(path: &Path) -> Option<(u64, u64)> {
 
 /// An inotify instance on one directory.
 struct Watch {
-    inotify: AsyncFd<Instance>,
+    /// The instance as something to read from: what an event says does not matter, so none is taken apart.
+    events: Receiver,
     directory: (u64, u64),
-}
-
-struct Instance(Inotify);
-
-impl AsRawFd for Instance {
-    fn as_raw_fd(&self) -> RawFd {
-        self.0.as_fd().as_raw_fd()
-    }
 }
 
 impl Watch {
@@ -173,27 +164,25 @@ impl Watch {
                 | AddWatchFlags::IN_MOVE_SELF
                 | AddWatchFlags::IN_ONLYDIR,
         )?;
-        // SAFETY: `Instance` owns the inotify's descriptor, hands out only a shared reference to it and returns the
-        // same number each time; `AsyncFd` owns the `Instance`, so the descriptor stays open until it is dropped.
-        #[expect(unsafe_code, reason = "tokio's only way to wait for a descriptor it has no type for")]
-        let inotify = unsafe { AsyncFd::register(Instance(inotify)) }.map_err(io::Error::other)?;
-        Ok(Self { inotify, directory: id })
+        let events = Receiver::from_owned_fd_unchecked(inotify.into())?;
+        Ok(Self { events, directory: id })
     }
 
     /// Waits for at least one event and drains the queue (the overflow event is one like any other).
     async fn event(&self) -> io::Result<()> {
         loop {
-            let mut ready = self.inotify.readable().await?;
+            self.events.readable().await?;
             let mut any = false;
+            // Room for several events of the longest name (inotify(7): NAME_MAX + 1 bytes after each head).
+            let mut buffer = [0; 4096];
             loop {
-                match ready.get_inner().0.read_events() {
+                match self.events.try_read(&mut buffer) {
                     Ok(_) => any = true,
-                    Err(Errno::EAGAIN) => break,
-                    Err(Errno::EINTR) => {}
-                    Err(errno) => return Err(errno.into()),
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    Err(error) => return Err(error),
                 }
             }
-            ready.clear_ready();
             if any {
                 return Ok(());
             }

@@ -12,6 +12,8 @@
 //!
 //! Synchronous, and free of Kubernetes. Reading is a matter of [`host::Host`]; nothing but [`writer`]'s child writes.
 
+#![forbid(unsafe_code)]
+
 pub mod driver;
 pub mod holders;
 pub mod host;

@@ -14,7 +14,7 @@ use super::product::Product;
 use crate::guest::paths;
 
 /// The stock modules that the guest loads, besides what they depend on. `vfio_iommu_type1` is asked for by `vfio` at
-/// run time through a helper program that the guest has not.
+/// run time through modprobe, which the guest has not.
 const STOCK: [&str; 2] = ["vfio_iommu_type1", "vfio-pci"];
 
 /// The archive could not be made.

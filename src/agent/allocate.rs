@@ -89,20 +89,18 @@ impl Agent {
         if offer.given_out {
             self.check_again(resource, offer)?;
         }
+        let gated = offer.iommu_group.filter(|group| self.gate.contains(group));
+        if let Some(group) = gated {
+            let text = format!("group {group} of {address} is being moved");
+            return Err(refusal("Switching", RefusalKind::Unavailable, text));
+        }
         if let Some(reason) = offer.reasons.first() {
             let kind = if reason.code == "GroupHeld" { RefusalKind::InUse } else { RefusalKind::Unavailable };
             return Err(refusal(reason.code, kind, format!("{resource} {address}: {}", reason.message)));
         }
-        let Some(group) = offer.iommu_group else {
-            return Err(refusal(
-                "NoIommu",
-                RefusalKind::Unavailable,
-                format!("{address} is in no IOMMU group"),
-            ));
-        };
-        if self.gate.contains(&group) {
-            let text = format!("group {group} of {address} is being moved");
-            return Err(refusal("Switching", RefusalKind::Unavailable, text));
+        if offer.iommu_group.is_none() {
+            let text = format!("{address} is in no IOMMU group");
+            return Err(refusal("NoIommu", RefusalKind::Unavailable, text));
         }
         // The whole group goes to the pod that asks: a mate that is not in this very request stays unused.
         debug_assert!(devices.contains(&address));

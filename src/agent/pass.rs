@@ -230,7 +230,8 @@ impl Agent {
     pub(super) fn trouble_reasons(&self) -> BTreeMap<u32, Reason> {
         let mut reasons: BTreeMap<u32, Reason> =
             self.troubles.iter().map(|(group, trouble)| (*group, trouble.reason.clone())).collect();
-        for (group, pending) in &self.journal.pending {
+        // A write that is being waited for this very moment is none to be late.
+        for (group, pending) in self.journal.pending.iter().filter(|(group, _)| !self.gate.contains(group)) {
             reasons.entry(*group).or_insert_with(|| {
                 let text = format!(
                     "an earlier write has not come back from the kernel (process {}: {}); the group is left alone",

@@ -12,6 +12,12 @@ impl Agent {
     pub(super) fn report(&self) {
         let groups: Vec<GroupStatus> = self.plan.groups.iter().map(|plan| self.group_status(plan)).collect();
         let mut reasons: Vec<Reason> = self.failure.iter().cloned().collect();
+        let registrations = self.channels.registrations.borrow().clone();
+        // What the kubelet does not know of is no use to anybody, however well it is bound.
+        reasons.extend(registrations.iter().filter_map(|(resource, registration)| {
+            let failure = registration.failure.as_ref()?;
+            Some(Reason::new("NotRegistered", format!("{resource}: {}", failure.message)))
+        }));
         for group in groups.iter().filter(|group| !group.right) {
             reasons.extend(group.reasons.iter().cloned());
         }
@@ -20,29 +26,30 @@ impl Agent {
         self.channels.status.send_replace(Status {
             workload_type: self.desired.workload_type,
             consumer: self.desired.consumer,
-            state: self.state(&groups),
+            state: self.state(&groups, &reasons),
             reasons,
             groups,
             offers: self.offers.clone(),
             holds: self.usage.holds.keys().copied().collect(),
-            registrations: self.channels.registrations.borrow().clone(),
+            registrations,
             passes: self.passes,
             last_pass: self.last_pass.clone(),
             ..super::starting(&self.desired)
         });
     }
 
-    fn state(&self, groups: &[GroupStatus]) -> State {
+    /// `all` are the reasons of groups that are not right, of the node and of its kubelet.
+    fn state(&self, groups: &[GroupStatus], all: &[Reason]) -> State {
         if self.failure.is_some() {
             return State::Failed;
         }
         if !self.gate.is_empty() {
             return State::Switching;
         }
-        let reasons = || groups.iter().flat_map(|group| &group.reasons);
-        if groups.iter().all(|group| group.right) && reasons().next().is_none() {
+        let noted = groups.iter().any(|group| !group.right || !group.reasons.is_empty());
+        if !noted && all.is_empty() {
             State::Ready
-        } else if reasons().any(|reason| reason.code == "InUse") {
+        } else if all.iter().any(|reason| reason.code == "InUse") {
             State::Blocked
         } else {
             State::Degraded

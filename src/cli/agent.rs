@@ -1,6 +1,6 @@
 //! `vfiod agent`: the loop, wired to the node.
 
-use std::{path::PathBuf, time::Duration};
+use std::{io::IsTerminal, path::PathBuf, time::Duration};
 
 use clap::Args;
 use tokio::{
@@ -64,7 +64,8 @@ pub fn run(args: &AgentArgs) -> Result<End, Failure> {
 fn log(json: bool) {
     use tracing_subscriber::{EnvFilter, fmt};
     let filter = EnvFilter::try_from_env("VFIOD_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    let builder = fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let colour = std::io::stderr().is_terminal();
+    let builder = fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colour);
     // A second subscriber in one process is refused; the first goes on.
     let _ = if json { builder.json().try_init() } else { builder.with_target(false).try_init() };
 }

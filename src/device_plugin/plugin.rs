@@ -32,21 +32,24 @@ impl Plugin {
         }
         self.status.appear(&self.endpoint);
         let mut backoff = Backoff::new(self.parts.settings.retry_first, self.parts.settings.retry_max);
+        let mut said: Option<RegistrationFailure> = None;
         while !self.stop.is_cancelled() {
             let kubelet = SocketId::at(&self.parts.kubelet.kubelet_socket());
             let retryable = match live(&self, &mut backoff).await {
                 Ok(End::Stop) => return,
                 Ok(end) => {
+                    said = None;
                     tracing::info!(resource = self.resource, reason = ?end, "registering with the kubelet again");
                     true
                 }
                 Err(error) => {
                     let failure = RegistrationFailure::from(&error);
-                    tracing::warn!(
-                        resource = self.resource,
-                        reason = failure.message,
-                        "cannot serve the resource"
-                    );
+                    // Once a cause: it is tried again many times a second at first.
+                    if said.as_ref() != Some(&failure) {
+                        let reason = &failure.message;
+                        tracing::warn!(resource = self.resource, reason, "cannot serve the resource");
+                        said = Some(failure.clone());
+                    }
                     self.status.unregistered(Some(failure));
                     error.retryable()
                 }

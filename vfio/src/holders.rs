@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
-use crate::host::{Host, NodeId, ReadError};
+use crate::host::{Host, Kernel, NodeId, ReadError};
 
 /// A process with a device node open.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -44,6 +44,9 @@ impl Holders {
     }
 }
 
+/// How the kernel names the process namespace that it starts with (`PROC_PID_INIT_INO`, include/linux/proc_ns.h).
+const HOST_PID_NAMESPACE: &str = "pid:[4026531836]";
+
 /// Looks through all processes for open file descriptions of `nodes` (paths on the host, such as `/dev/vfio/12`).
 ///
 /// # Errors
@@ -58,6 +61,9 @@ pub fn scan(host: &Host, nodes: impl IntoIterator<Item = String>) -> Result<Hold
     let mut found = Holders::default();
     if ids.is_empty() {
         return Ok(found);
+    }
+    if host.kernel() == Kernel::Real {
+        found.opaque.extend(hidden_processes(host));
     }
     for pid in host.list(&host.proc(""))?.iter().filter_map(|name| name.parse::<u32>().ok()) {
         match open_nodes(host, pid, &ids) {
@@ -78,6 +84,21 @@ pub fn scan(host: &Host, nodes: impl IntoIterator<Item = String>) -> Result<Hold
     Ok(found)
 }
 
+/// Says whether the process list is a part of the host's only: that of a container with a process namespace of its own,
+/// where a VM's process cannot be seen.
+fn hidden_processes(host: &Host) -> Option<Opaque> {
+    let seen = match std::fs::read_link(host.proc("1/ns/pid")) {
+        Ok(target) if target.as_os_str() == HOST_PID_NAMESPACE => return None,
+        Ok(target) => target.display().to_string(),
+        Err(error) => error.to_string(),
+    };
+    let reason = format!(
+        "it is not the host's first process ({seen}), so the host's other processes cannot be seen; give the agent's pod \
+         hostPID: true"
+    );
+    Some(Opaque { pid: 1, reason })
+}
+
 fn open_nodes(host: &Host, pid: u32, ids: &BTreeMap<NodeId, String>) -> Result<BTreeSet<String>, ReadError> {
     let dir = host.proc(&format!("{pid}/fd"));
     let mut open = BTreeSet::new();
@@ -94,4 +115,22 @@ fn command(host: &Host, pid: u32) -> String {
     // Control characters of a hostile name would reach terminals and logs.
     let comm = host.read(&host.proc(&format!("{pid}/comm"))).unwrap_or_default();
     comm.trim_end_matches('\n').chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, File};
+
+    use super::*;
+
+    /// The one test that looks at this machine: it has `/dev/null` open itself, and knows whether it sees all processes.
+    #[test]
+    fn a_process_namespace_of_its_own_is_not_taken_for_the_host() {
+        let open = File::open("/dev/null").unwrap();
+        let found = scan(&Host::system().unwrap(), ["/dev/null".to_owned()]).unwrap();
+        drop(open);
+        assert!(found.of("/dev/null").any(|holder| holder.pid == std::process::id()));
+        let sees_all = fs::read_link("/proc/1/ns/pid").is_ok_and(|ns| ns.as_os_str() == HOST_PID_NAMESPACE);
+        assert_eq!(found.opaque.iter().any(|process| process.pid == 1), !sees_all);
+    }
 }

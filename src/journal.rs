@@ -151,7 +151,9 @@ impl Journal {
 
     /// A write is about to be made by `writer`, to a function that was `prior` when this transaction began.
     pub fn announce(&mut self, group: u32, write: &Write, prior: &Prior, writer: WriterId) {
-        self.priors.entry(write.address()).or_insert_with(|| prior.clone());
+        if let Some(address) = write.function() {
+            self.priors.entry(address).or_insert_with(|| prior.clone());
+        }
         self.pending.insert(group, Pending { write: write.clone(), writer });
     }
 

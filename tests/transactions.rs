@@ -14,7 +14,7 @@ use vfio::{
     pci::{self, Address, Function},
     sim::{Effect, Fault, Moment, Profile, kernel},
     write::Write,
-    writer::WriteError,
+    writer::{Cause, Circumstances, WriteError},
 };
 use vfiod::{
     desired::{Consumer, Desired, WorkloadType},
@@ -36,12 +36,15 @@ impl Port for InProcess {
     }
 
     fn write(&mut self, write: &Write, prior: &Prior) -> Result<(), WriteError> {
-        self.priors.entry(write.address()).or_insert_with(|| prior.clone());
+        if let Some(address) = write.function() {
+            self.priors.entry(address).or_insert_with(|| prior.clone());
+        }
         // No agent to kill: process 0 is nobody.
         kernel::answer(&self.host, write, Pid::from_raw(0)).map_err(|errno| WriteError::Kernel {
             write: write.clone(),
             path: write.path(&self.host),
             errno,
+            cause: Cause::of(&Circumstances::look(&self.host, write), write, errno),
         })
     }
 }

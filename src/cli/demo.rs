@@ -174,8 +174,13 @@ async fn tell(stage: &mut Stage) -> Result<(), Failure> {
     for reason in &blocked.reasons {
         say(&format!("refused: {}: {}", reason.code, reason.message))?;
     }
-    let touched =
-        stage.simulation.writes()?.iter().skip(before).filter(|write| write.address() == address).count();
+    let touched = stage
+        .simulation
+        .writes()?
+        .iter()
+        .skip(before)
+        .filter(|write| write.function() == Some(address))
+        .count();
     say(&format!("Kernel writes to {address} since the wish changed: {touched}."))?;
     if touched != 0 {
         return Err(format!("{address} was written to while a VM had it").into());

@@ -5,6 +5,7 @@
 //! * [`iommu`]: groups and their viability
 //! * [`driver`]: which write comes next on a function's way from one driver to another
 //! * [`holders`]: which processes have a device open
+//! * [`modules`]: which modules are there or can be loaded, and the vfio driver made for a function
 //! * [`nvidia`]: the host driver's own device nodes
 //! * [`mod@write`]: the kernel writes that exist, as data
 //! * [`writer`]: the one seam through which they go, in a child process under a deadline
@@ -18,6 +19,7 @@ pub mod driver;
 pub mod holders;
 pub mod host;
 pub mod iommu;
+pub mod modules;
 pub mod nvidia;
 pub mod pci;
 pub mod sim;

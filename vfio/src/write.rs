@@ -4,9 +4,9 @@ use std::{fmt, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{host::Host, pci::Address};
+use crate::{host::Host, modules::Load, pci::Address};
 
-/// One write to the kernel, as data: it says what it does, to which function, and nothing of paths.
+/// One write to the kernel, as data: it says what it does, to which function or module.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(tag = "write", rename_all = "kebab-case")]
 pub enum Write {
@@ -29,6 +29,8 @@ pub enum Write {
         /// The function.
         address: Address,
     },
+    /// Loads a module from the host's own file. One that is loaded by then is a success.
+    LoadModule(Box<Load>),
 }
 
 /// A write that names something no driver is called.
@@ -45,34 +47,25 @@ fn check_driver(name: &str) -> Result<(), BadDriverName> {
 }
 
 impl Write {
-    /// The function it concerns.
+    /// The function it concerns; none for a module.
     #[must_use]
-    pub fn address(&self) -> Address {
+    pub fn function(&self) -> Option<Address> {
         match self {
             Self::Override { address, .. } | Self::Unbind { address, .. } | Self::Probe { address } => {
-                *address
+                Some(*address)
             }
+            Self::LoadModule(_) => None,
         }
     }
 
-    /// The file on `host` that it goes to.
+    /// The file on `host` that it goes to; of a module, the file that it comes from.
     #[must_use]
     pub fn path(&self, host: &Host) -> PathBuf {
         match self {
             Self::Override { address, .. } => host.function_dir(*address).join("driver_override"),
             Self::Unbind { driver, .. } => host.sys("bus/pci/drivers").join(driver).join("unbind"),
             Self::Probe { .. } => host.sys("bus/pci/drivers_probe"),
-        }
-    }
-
-    /// The bytes that are written, in one `write(2)`.
-    #[must_use]
-    pub fn bytes(&self) -> Vec<u8> {
-        match self {
-            Self::Override { driver, .. } => {
-                format!("{}\n", driver.as_deref().unwrap_or_default()).into_bytes()
-            }
-            Self::Unbind { address, .. } | Self::Probe { address } => address.to_string().into_bytes(),
+            Self::LoadModule(load) => host.modules(load.file.as_str()),
         }
     }
 
@@ -83,7 +76,7 @@ impl Write {
     pub fn check(&self) -> Result<(), BadDriverName> {
         match self {
             Self::Override { driver: Some(driver), .. } | Self::Unbind { driver, .. } => check_driver(driver),
-            Self::Override { driver: None, .. } | Self::Probe { .. } => Ok(()),
+            Self::Override { driver: None, .. } | Self::Probe { .. } | Self::LoadModule(_) => Ok(()),
         }
     }
 }
@@ -97,6 +90,8 @@ impl fmt::Display for Write {
             Self::Override { address, driver: None } => write!(f, "clear driver_override of {address}"),
             Self::Unbind { address, driver } => write!(f, "unbind {address} from {driver}"),
             Self::Probe { address } => write!(f, "probe {address}"),
+            Self::LoadModule(load) if load.options.is_empty() => write!(f, "load module {}", load.module),
+            Self::LoadModule(load) => write!(f, "load module {} ({})", load.module, load.options),
         }
     }
 }
@@ -114,11 +109,5 @@ mod tests {
         for name in ["vfio-pci", "nvgrace_gpu_vfio_pci", "snd_hda_intel", "8139too"] {
             assert_eq!(Write::Unbind { address, driver: name.to_owned() }.check(), Ok(()));
         }
-    }
-
-    #[test]
-    fn clearing_an_override_writes_a_newline() {
-        let address = "0000:01:00.0".parse().unwrap();
-        assert_eq!(Write::Override { address, driver: None }.bytes(), b"\n");
     }
 }

@@ -1,6 +1,10 @@
 //! The drivers that a simulated kernel knows: which functions each takes by itself.
 
-use crate::{driver::is_vfio, pci::Function};
+use crate::{
+    driver::{VFIO_PCI, is_vfio},
+    modules::ModuleName,
+    pci::Function,
+};
 
 struct Driver {
     name: &'static str,
@@ -36,6 +40,17 @@ pub(super) fn pick(function: &Function, loaded: impl Fn(&str) -> bool) -> Option
                 && loaded(driver.name)
         })
         .map(|driver| driver.name.to_owned())
+}
+
+/// The PCI driver that comes with a module, where the simulation knows one.
+///
+/// vfio-pci has a dash; a variant is called as its module (`KBUILD_MODNAME` in drivers/vfio/pci/nvgrace-gpu/main.c).
+pub(super) fn of_module(module: &ModuleName) -> Option<String> {
+    if *module == ModuleName::vfio_pci() {
+        return Some(VFIO_PCI.to_owned());
+    }
+    let known = DRIVERS.iter().find(|driver| module.is(driver.name)).map(|driver| driver.name.to_owned());
+    known.or_else(|| is_vfio(module.as_str()).then(|| module.to_string()))
 }
 
 /// Whether nodes below `/dev` come and go with this driver's functions, and how they are called.

@@ -59,6 +59,6 @@ impl Fault {
     pub(super) fn strikes(&self, number: usize, write: &Write, moment: Moment) -> bool {
         self.moment == moment
             && self.at.is_none_or(|at| at == number)
-            && self.address.is_none_or(|address| address == write.address())
+            && self.address.is_none_or(|address| Some(address) == write.function())
     }
 }

@@ -5,6 +5,7 @@
 //!   (drivers/base/bus.c, `drivers_probe_store`);
 //! * `unbind`: ENODEV when the function is not on that driver (`unbind_store`);
 //! * unbinding from vfio-pci blocks while the device is open, from `nvidia` while one of its nodes is;
+//! * a module is loaded once (EEXIST), after those it needs (ENOENT), and its driver is tried on every driverless function;
 //! * a DMA-owning driver cannot bind while the group is open for a user (`iommu_device_use_default_domain`).
 
 use std::{io, thread, time::Duration};
@@ -16,7 +17,7 @@ use nix::{
 };
 
 use super::{
-    Effect, Moment, drivers, process,
+    Effect, Moment, drivers, modules, process,
     tree::{self, Tree},
 };
 use crate::{
@@ -98,14 +99,16 @@ fn kill_self() {
 }
 
 fn act(tree: &Tree, write: &Write) -> Result<Step, Errno> {
-    let function = tree.function(write.address()).map_err(io_errno)?.ok_or(Errno::ENODEV)?;
+    let function = |address| tree.function(address).map_err(io_errno)?.ok_or(Errno::ENODEV);
     match write {
         Write::Override { address, driver } => {
+            function(*address)?;
             let value = driver.as_deref().unwrap_or("(null)");
             tree.set_attribute(*address, "driver_override", value).map_err(io_errno)?;
             Ok(Step::Done)
         }
-        Write::Unbind { driver, .. } => {
+        Write::Unbind { address, driver } => {
+            let function = function(*address)?;
             if function.driver.as_ref() != Some(driver) {
                 return Err(Errno::ENODEV);
             }
@@ -115,7 +118,8 @@ fn act(tree: &Tree, write: &Write) -> Result<Step, Errno> {
             unbind(tree, &function, driver).map_err(io_errno)?;
             Ok(Step::Done)
         }
-        Write::Probe { .. } => {
+        Write::Probe { address } => {
+            let function = function(*address)?;
             if function.driver.is_some() {
                 return Ok(Step::Done);
             }
@@ -125,7 +129,25 @@ fn act(tree: &Tree, write: &Write) -> Result<Step, Errno> {
             }
             Ok(Step::Done)
         }
+        Write::LoadModule(load) => {
+            if let Some(driver) = modules::load(tree, &load.module, &load.options)? {
+                attach(tree, &driver)?;
+            }
+            Ok(Step::Done)
+        }
     }
+}
+
+/// What a new driver does first: it is tried on every driverless function (`driver_attach`, drivers/base/dd.c). One that it
+/// does not take stays as it is.
+fn attach(tree: &Tree, driver: &str) -> Result<(), Errno> {
+    let functions = pci::functions(tree.host()).map_err(|_| Errno::EIO)?;
+    for function in functions.known.values().filter(|function| function.driver.is_none()) {
+        if drivers::pick(function, |name| name == driver).is_some() {
+            let _ = probe(tree, function, driver);
+        }
+    }
+    Ok(())
 }
 
 fn probe(tree: &Tree, function: &Function, driver: &str) -> Result<(), Errno> {
@@ -216,6 +238,10 @@ pub(super) fn reboot(tree: &Tree) -> io::Result<()> {
     let before = tree.host().boot_id();
     tree::put(&path, &format!("{before}'\n"))?;
     let functions = pci::functions(tree.host()).map_err(io::Error::other)?;
+    for function in functions.known.values() {
+        put(tree, function.address, None, None)?;
+    }
+    modules::forget_loaded(tree.host())?;
     for function in functions.known.values() {
         let fresh = Function { driver_override: None, ..function.clone() };
         let driver = drivers::pick(&fresh, |name| tree.loaded(name));

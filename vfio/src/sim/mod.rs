@@ -10,6 +10,7 @@
 mod drivers;
 pub mod fault;
 pub mod kernel;
+pub mod modules;
 pub mod process;
 pub mod profile;
 mod tree;
@@ -20,6 +21,7 @@ use std::{
 };
 
 pub use fault::{Effect, Fault, Moment};
+pub use modules::ModuleTree;
 pub use process::OpenError;
 pub use profile::Profile;
 use tree::Tree;
@@ -69,6 +71,14 @@ impl Simulation {
     /// When there is none.
     pub fn open(root: impl Into<PathBuf>) -> Result<Self, SimulationError> {
         Ok(Self { tree: Tree::new(Host::at(root)?) })
+    }
+
+    /// Gives the node these modules; its kernel is of their release from now on.
+    ///
+    /// # Errors
+    /// When they cannot be written.
+    pub fn lay_modules(&self, modules: &ModuleTree) -> io::Result<()> {
+        modules.lay(self.root())
     }
 
     /// The node as the library's host.

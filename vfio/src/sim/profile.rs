@@ -4,7 +4,7 @@ use std::{fs, io, os::unix::fs::symlink, path::Path};
 
 use serde::{Deserialize, Serialize};
 
-use super::{kernel, tree, tree::Tree};
+use super::{kernel, modules, tree, tree::Tree};
 use crate::{host::Host, pci::Address};
 
 /// A node's hardware, as it stands after boot.
@@ -144,9 +144,7 @@ impl Profile {
         tree::put(&root.join("proc/sys/kernel/random/boot_id"), "5137ab1e-0000-4000-8000-000000000001\n")?;
         tree::put(&root.join("dev/vfio/vfio"), "")?;
         for driver in &self.drivers {
-            let dir = root.join("sys/bus/pci/drivers").join(driver);
-            tree::put(&dir.join("bind"), "")?;
-            tree::put(&dir.join("unbind"), "")?;
+            modules::lay_driver(root, driver)?;
         }
         for function in &self.functions {
             function.lay(root)?;

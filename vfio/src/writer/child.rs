@@ -11,7 +11,7 @@ use nix::{
     unistd::{self, Pid},
 };
 
-use super::{Answer, Ask};
+use super::{Answer, Ask, module};
 use crate::{
     host::{Host, Kernel},
     sim,
@@ -71,7 +71,8 @@ pub fn serve(host: &Host, mut input: impl BufRead, mut output: impl io::Write) -
 
 /// A write that is ready to be made.
 enum Prepared {
-    Real(File),
+    Sysfs(File),
+    Module(module::Ready),
     Simulated,
 }
 
@@ -81,23 +82,50 @@ fn failed(error: &io::Error) -> Answer {
 
 fn prepare(host: &Host, write: &Write) -> Result<Prepared, Answer> {
     write.check().map_err(|e| Answer::Refused(e.to_string()))?;
+    let path = write.path(host);
+    let loads = matches!(write, Write::LoadModule(_));
     // Opening a sysfs file for writing has no effect of its own.
-    let file = OpenOptions::new().write(true).open(write.path(host)).map_err(|e| failed(&e))?;
-    Ok(match host.kernel() {
-        Kernel::Real => Prepared::Real(file),
-        Kernel::Simulated => Prepared::Simulated,
-    })
+    let file = OpenOptions::new().read(loads).write(!loads).open(&path).map_err(|e| failed(&e))?;
+    match (host.kernel(), write) {
+        (Kernel::Simulated, _) => Ok(Prepared::Simulated),
+        (Kernel::Real, Write::LoadModule(load)) => {
+            let ready = module::ready(file, load.file.packing());
+            ready.map(Prepared::Module).map_err(|error| match error.raw_os_error() {
+                Some(errno) => Answer::Failed(errno),
+                None => Answer::Refused(format!("{} cannot be unpacked: {error}", path.display())),
+            })
+        }
+        (Kernel::Real, _) => Ok(Prepared::Sysfs(file)),
+    }
 }
 
 fn carry_out(host: &Host, write: &Write, prepared: Prepared, agent: Pid) -> io::Result<()> {
-    match prepared {
-        Prepared::Real(mut file) => {
+    let result = match (prepared, write) {
+        (Prepared::Simulated, _) => sim::kernel::answer(host, write, agent).map_err(io::Error::from),
+        (Prepared::Module(ready), Write::LoadModule(load)) => module::load(&ready, &load.options),
+        (Prepared::Sysfs(mut file), _) => {
             // One write(2): sysfs takes each as a whole command.
-            let bytes = write.bytes();
+            let bytes = text(write).into_bytes();
             let written = file.write(&bytes)?;
             if written == bytes.len() { Ok(()) } else { Err(io::Error::from(Errno::EIO)) }
         }
-        Prepared::Simulated => sim::kernel::answer(host, write, agent).map_err(io::Error::from),
+        // Each write is prepared as what it is.
+        (Prepared::Module(_), _) => Err(io::Error::from(Errno::EINVAL)),
+    };
+    match (result, write) {
+        // Somebody else was faster, and it is there.
+        (Err(error), Write::LoadModule(_)) if error.raw_os_error() == Some(Errno::EEXIST as i32) => Ok(()),
+        (result, _) => result,
+    }
+}
+
+/// What is written to a sysfs file.
+fn text(write: &Write) -> String {
+    match write {
+        // An empty write is no write at all: a newline clears.
+        Write::Override { driver, .. } => format!("{}\n", driver.as_deref().unwrap_or_default()),
+        Write::Unbind { address, .. } | Write::Probe { address } => address.to_string(),
+        Write::LoadModule(_) => String::new(),
     }
 }
 
@@ -110,5 +138,16 @@ fn close_inherited() {
     for fd in open {
         // The one that listed the directory is closed already: EBADF is fine.
         let _ = unistd::close(fd);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clearing_an_override_writes_a_newline() {
+        let address = "0000:01:00.0".parse().unwrap();
+        assert_eq!(text(&Write::Override { address, driver: None }), "\n");
     }
 }

@@ -15,13 +15,16 @@
 //! When the pipe closes, the child ends without another write. Past the deadline the child is left behind
 //! ([`LeftBehind`]); it holds no descriptor but its pipe.
 
+mod cause;
 mod child;
+mod module;
 mod parent;
 
 use std::{io, path::PathBuf, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
+pub use cause::{Cause, Circumstances, Lockdown, Refused};
 pub use child::{ServeError, serve};
 pub use parent::{LeftBehind, Writer};
 
@@ -66,7 +69,7 @@ enum Answer {
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
     /// The kernel refused it.
-    #[error("the kernel refused to {write} ({path}): {errno}{cure}", path = path.display(), errno = errno.desc(), cure = cure(write, *errno))]
+    #[error("the kernel refused to {write} ({path}): {errno}{cause}", path = path.display(), errno = errno.desc())]
     Kernel {
         /// The write.
         write: Write,
@@ -74,6 +77,8 @@ pub enum WriteError {
         path: PathBuf,
         /// The kernel's answer.
         errno: nix::errno::Errno,
+        /// What that means here.
+        cause: Cause,
     },
     /// It did not come back in time, and its child was left behind. The group is wedged until the child ends.
     #[error("the kernel did not answer within {seconds} s to: {write} ({path}); {meaning}", path = path.display(), seconds = after.as_secs_f32(), meaning = late_meaning(write))]
@@ -125,9 +130,8 @@ impl WriteError {
     /// Whether the same write may succeed later, with nothing changed by people.
     #[must_use]
     pub fn retryable(&self) -> bool {
-        use nix::errno::Errno;
         match self {
-            Self::Kernel { errno, .. } => !matches!(errno, Errno::EROFS | Errno::EPERM | Errno::EACCES),
+            Self::Kernel { cause, .. } => cause.retryable(),
             Self::Late { .. } | Self::ChildEnded { .. } | Self::Start { .. } | Self::NotRecorded { .. } => {
                 true
             }
@@ -146,26 +150,6 @@ impl WriteError {
             Self::Start { .. } => "WriterNotStarted",
             Self::NotRecorded { .. } => "NotRecorded",
         }
-    }
-}
-
-/// What people can do about an errno, where that is known.
-fn cure(write: &Write, errno: nix::errno::Errno) -> &'static str {
-    use nix::errno::Errno;
-    match (errno, write) {
-        (Errno::EROFS, _) => {
-            ": /sys is mounted read-only here; mount it read-write into the agent's container"
-        }
-        (Errno::EPERM | Errno::EACCES, _) => {
-            ": the agent needs to be root, and the kernel's lockdown must allow it"
-        }
-        (Errno::EBUSY, _) => ": another process has the group or the device open",
-        (Errno::EINVAL, Write::Probe { .. }) => {
-            ": the driver's probe failed; the group may be open elsewhere, or have no IOMMU (the kernel log says which)"
-        }
-        (Errno::ENODEV, Write::Unbind { .. }) => ": it is on another driver by now; it is looked at anew",
-        (Errno::ENODEV | Errno::ENOENT, _) => ": the function is gone",
-        _ => "",
     }
 }
 

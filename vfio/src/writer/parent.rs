@@ -13,7 +13,7 @@ use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
 };
 
-use super::{Answer, Ask, WriteError, WriterCommand};
+use super::{Answer, Ask, Cause, Circumstances, WriteError, WriterCommand};
 use crate::{host::Host, write::Write};
 
 /// Makes kernel writes, one at a time, through a child process that is started with the first of them. Dropping it
@@ -117,7 +117,10 @@ impl Writer {
                 match answer {
                     Answer::Ready | Answer::Done => Ok(pid),
                     Answer::Failed(errno) => {
-                        Err(WriteError::Kernel { write, path, errno: Errno::from_raw(errno) })
+                        let errno = Errno::from_raw(errno);
+                        let seen = Circumstances::look(&self.host, &write);
+                        let cause = Cause::of(&seen, &write, errno);
+                        Err(WriteError::Kernel { write, path, errno, cause })
                     }
                     Answer::Refused(reason) => Err(WriteError::Refused { write, reason }),
                 }

@@ -3,6 +3,8 @@
 //! The caller owns the journal and stays free to do other things between events: it gets each write announced, makes the
 //! journal entry durable, and answers; then each group's outcome.
 
+use std::sync::{Arc, Mutex, PoisonError};
+
 use tokio::{
     sync::{mpsc, oneshot},
     task::JoinSet,
@@ -10,7 +12,7 @@ use tokio::{
 use vfio::{host::Host, write::Write, writer::WriterCommand};
 
 use crate::{
-    execute::{KernelPort, Outcome, Recorder, carry_out},
+    execute::{KernelPort, Outcome, Recorder, carry_out, load_modules},
     journal::{Journal, JournalError, Store, WriterId},
     plan::{Move, Plan, Prior},
 };
@@ -20,7 +22,7 @@ use crate::{
 pub struct Announce {
     group: u32,
     write: Write,
-    prior: Prior,
+    prior: Option<Prior>,
     writer: WriterId,
     go: oneshot::Sender<Result<(), JournalError>>,
 }
@@ -28,7 +30,7 @@ pub struct Announce {
 impl Announce {
     /// Makes the entry durable in `journal`, and lets the write be made.
     pub async fn record(self, journal: &mut Journal, keeper: &mut Keeper) {
-        journal.announce(self.group, &self.write, &self.prior, self.writer);
+        journal.announce(self.group, &self.write, self.prior.as_ref(), self.writer);
         let result = keeper.keep(journal).await;
         // A transaction that does not wait any more has ended.
         let _ = self.go.send(result);
@@ -104,12 +106,20 @@ impl Conduct {
     pub fn start(host: &Host, command: &WriterCommand, plan: &Plan) -> Self {
         let (send, announces) = mpsc::channel(1);
         let mut groups = JoinSet::new();
-        for (group, moves) in plan.moves() {
-            let moves = moves.to_vec();
+        for note in plan.groups.iter().flat_map(|group| &group.notes) {
+            tracing::warn!("{note}");
+        }
+        // What several groups need is loaded once: the others find it there.
+        let loading = Arc::new(Mutex::new(()));
+        for (group, loads, moves) in plan.transactions() {
+            let (loads, moves, loading) = (loads.to_vec(), moves.to_vec(), Arc::clone(&loading));
             let recorder = ChannelRecorder { send: send.clone() };
             let mut port = KernelPort::new(host, command, group, recorder);
             groups.spawn_blocking(move || {
-                let outcome = carry_out(&moves, &mut port);
+                let alone = loading.lock().unwrap_or_else(PoisonError::into_inner);
+                let failed = load_modules(&loads, &mut port);
+                drop(alone);
+                let outcome = failed.unwrap_or_else(|| carry_out(&moves, &mut port));
                 (group, moves, outcome)
             });
         }
@@ -141,11 +151,11 @@ impl Recorder for ChannelRecorder {
         &mut self,
         group: u32,
         write: &Write,
-        prior: &Prior,
+        prior: Option<&Prior>,
         writer: WriterId,
     ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         let (go, wait) = oneshot::channel();
-        let announce = Announce { group, write: write.clone(), prior: prior.clone(), writer, go };
+        let announce = Announce { group, write: write.clone(), prior: prior.cloned(), writer, go };
         self.send.blocking_send(announce).map_err(|_| JournalError::Interrupted)?;
         wait.blocking_recv().map_err(|_| JournalError::Interrupted)??;
         Ok(())

@@ -3,8 +3,9 @@
 use std::fmt;
 
 use vfio::{
-    driver::{Binding, Next, Target, Wanted, next},
+    driver::{Binding, Next, Target, Wanted, is_vfio, next},
     host::Host,
+    modules::{Load, ModuleName, Modules, driver_directory},
     pci::{self, Address, Function},
     write::Write,
     writer::{LeftBehind, WriteError, Writer, WriterCommand},
@@ -26,16 +27,22 @@ pub trait Port {
     /// When it is gone or cannot be read.
     fn look(&mut self, address: Address) -> Result<Function, MoveError>;
 
-    /// Makes one write to a function that was `prior` when the transaction began.
+    /// Whether a module is there by now.
+    fn present(&mut self, module: &ModuleName) -> bool;
+
+    /// How the driver `name` is spelt, which may have been loaded since it was chosen: as its directory is.
+    fn spelling(&mut self, name: &str) -> String;
+
+    /// Makes one write: to a function that was `prior` when the transaction began, or to none.
     ///
     /// # Errors
     /// See [`WriteError`].
-    fn write(&mut self, write: &Write, prior: &Prior) -> Result<(), WriteError>;
+    fn write(&mut self, write: &Write, prior: Option<&Prior>) -> Result<(), WriteError>;
 }
 
 /// Remembers writes before they are made.
 pub trait Recorder {
-    /// Makes it durable that `writer` is about to make `write`.
+    /// Makes it durable that `writer` is about to make `write`, to a function that was `prior`, or to none.
     ///
     /// # Errors
     /// When that could not be made durable; then the write is not made.
@@ -43,7 +50,7 @@ pub trait Recorder {
         &mut self,
         group: u32,
         write: &Write,
-        prior: &Prior,
+        prior: Option<&Prior>,
         writer: WriterId,
     ) -> Result<(), Box<dyn std::error::Error + Send + Sync>>;
 }
@@ -73,7 +80,19 @@ impl<R: Recorder> Port for KernelPort<R> {
         }
     }
 
-    fn write(&mut self, write: &Write, prior: &Prior) -> Result<(), WriteError> {
+    fn present(&mut self, module: &ModuleName) -> bool {
+        Modules::of(&self.host).present(module)
+    }
+
+    fn spelling(&mut self, name: &str) -> String {
+        if self.host.sys("bus/pci/drivers").join(name).is_dir() {
+            return name.to_owned();
+        }
+        let module = ModuleName::new(name).ok();
+        module.and_then(|module| driver_directory(&self.host, &module)).unwrap_or_else(|| name.to_owned())
+    }
+
+    fn write(&mut self, write: &Write, prior: Option<&Prior>) -> Result<(), WriteError> {
         let Self { group, writer, recorder, .. } = self;
         let started = std::time::Instant::now();
         let result = writer.write(write, |pid| recorder.announce(*group, write, prior, WriterId::of(pid)));
@@ -183,6 +202,25 @@ impl fmt::Display for Outcome {
     }
 }
 
+/// Loads the modules that a group's moves need, in order, but those that are there by now. Says what went wrong, if
+/// anything did; nothing was moved then. A module that is only wished for may be refused.
+///
+/// Groups that need the same modules call this one after another.
+pub fn load_modules(loads: &[Load], port: &mut impl Port) -> Option<Outcome> {
+    for load in loads {
+        if port.present(&load.module) {
+            continue;
+        }
+        match port.write(&load.write(), None) {
+            Ok(()) => {}
+            Err(WriteError::Kernel { .. } | WriteError::Refused { .. }) if !load.required => {}
+            Err(late @ WriteError::Late { .. }) => return Some(wedged(late)),
+            Err(error) => return Some(Outcome::RolledBack { error: error.into() }),
+        }
+    }
+    None
+}
+
 /// Carries out `moves` in order; on a failure, undoes what was done in reverse order.
 pub fn carry_out(moves: &[Move], port: &mut impl Port) -> Outcome {
     for (index, step) in moves.iter().enumerate() {
@@ -222,6 +260,7 @@ fn wedged(error: WriteError) -> Outcome {
 
 /// Brings one function to `target`: look, write, look again, until it is there.
 fn go(address: Address, target: &Target, prior: &Prior, port: &mut impl Port) -> Result<(), MoveError> {
+    let target = &as_spelt(target, port);
     let mut probed = false;
     for _ in 0..=MOST_WRITES {
         let function = port.look(address)?;
@@ -230,12 +269,26 @@ fn go(address: Address, target: &Target, prior: &Prior, port: &mut impl Port) ->
             Next::Stuck => return Err(not_taken(&function, target)),
             Next::Write(write) => {
                 probed |= matches!(write, Write::Probe { .. });
-                port.write(&write, prior)?;
+                port.write(&write, Some(prior))?;
             }
         }
     }
     // Somebody else moves it as well.
     Err(not_taken(&port.look(address)?, target))
+}
+
+/// The target, with its vfio driver spelt as its directory is: a driver that was not loaded when the plan was made may be
+/// called otherwise than expected, and `driver_override` has to be exact.
+fn as_spelt(target: &Target, port: &mut impl Port) -> Target {
+    match &target.driver {
+        Wanted::Named(name) if is_vfio(name) => {
+            let spelt = port.spelling(name);
+            let its_own = target.driver_override.as_ref() == Some(name);
+            let driver_override = if its_own { Some(spelt.clone()) } else { target.driver_override.clone() };
+            Target { driver: Wanted::Named(spelt), driver_override }
+        }
+        _ => target.clone(),
+    }
 }
 
 fn not_taken(function: &Function, target: &Target) -> MoveError {

@@ -1,16 +1,14 @@
 //! A snapshot of all that the kernel says. Plain data, compared by value; only [`observe`] touches the world.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    io,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 use vfio::{
-    driver::{VFIO_PCI, is_vfio},
+    driver::is_vfio,
     holders::{self, Holder, Holders, Opaque},
     host::{Host, ReadError},
     iommu::{self, Blocker, Group},
+    modules::{Modules, VfioDriver},
     nvidia::{self, Scope},
     pci::{self, Address, Function, Role},
 };
@@ -28,8 +26,8 @@ pub struct Inventory {
     pub holders: Holders,
     /// The host driver's nodes, and what each stands for.
     pub nvidia_nodes: BTreeMap<String, Scope>,
-    /// Whether the vfio-pci driver is there to bind to.
-    pub vfio_loaded: bool,
+    /// The vfio driver chosen for each function that vfiod moves, and what it takes to have it.
+    pub vfio: BTreeMap<Address, VfioDriver>,
     /// Whether the kernel has iommufd (`/dev/iommu`).
     pub iommufd: bool,
 }
@@ -71,19 +69,24 @@ pub fn observe(host: &Host) -> Result<Inventory, ObserveError> {
             ..Holders::default()
         },
     };
-    let drivers = match host.list(&host.sys("bus/pci/drivers")) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
-        other => other.unwrap_or_default(),
-    };
+    let modules = Modules::of(host);
+    let moved = |function: &&Function| is_moved(pci::role(function, functions.known.values()));
+    let vfio = functions.known.values().filter(moved);
+    let vfio = vfio.map(|function| (function.address, modules.vfio_driver(&function.modalias))).collect();
     Ok(Inventory {
+        vfio,
         functions: functions.known,
         unreadable: functions.unreadable.into_iter().map(|(a, error)| (a, error.to_string())).collect(),
         groups,
         holders,
         nvidia_nodes,
-        vfio_loaded: drivers.iter().any(|driver| driver == VFIO_PCI),
         iommufd: host.dev("iommu").exists(),
     })
+}
+
+/// Whether vfiod moves functions of this role.
+fn is_moved(role: Role) -> bool {
+    matches!(role, Role::Gpu | Role::NvSwitch | Role::Companion)
 }
 
 /// The path of a function's VFIO character device on the host, as the kernel names it.
@@ -106,8 +109,7 @@ impl Inventory {
 
     /// The members of a group that vfiod moves: GPUs, NVSwitches and companions.
     pub fn movable(&self, group: u32) -> impl Iterator<Item = &Function> {
-        self.members(group)
-            .filter(|function| matches!(self.role(function), Role::Gpu | Role::NvSwitch | Role::Companion))
+        self.members(group).filter(|function| is_moved(self.role(function)))
     }
 
     /// The functions that are offered: GPUs and NVSwitches, in a group or not.

@@ -149,9 +149,10 @@ impl Journal {
         }
     }
 
-    /// A write is about to be made by `writer`, to a function that was `prior` when this transaction began.
-    pub fn announce(&mut self, group: u32, write: &Write, prior: &Prior, writer: WriterId) {
-        if let Some(address) = write.function() {
+    /// A write is about to be made by `writer`: to a function that was `prior` when this transaction began, or, where it
+    /// loads a module, to none.
+    pub fn announce(&mut self, group: u32, write: &Write, prior: Option<&Prior>, writer: WriterId) {
+        if let (Some(address), Some(prior)) = (write.function(), prior) {
             self.priors.entry(address).or_insert_with(|| prior.clone());
         }
         self.pending.insert(group, Pending { write: write.clone(), writer });

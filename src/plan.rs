@@ -1,20 +1,21 @@
 //! From inventory and desired to an ordered plan, a group at a time. Pure: it touches nothing.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fmt,
-};
+mod refusal;
 
-use serde::{Deserialize, Serialize, Serializer, ser::SerializeStruct};
+use std::collections::{BTreeMap, BTreeSet};
+
+pub use refusal::Refusal;
+use serde::{Deserialize, Serialize};
 use vfio::{
-    driver::{Binding, DmaOwner, Target, VFIO_PCI, Wanted, dma_owner, is_vfio},
+    driver::{Binding, DmaOwner, Target, Wanted, dma_owner, is_vfio},
+    modules::{Availability, Load},
     pci::{Address, Function, Role},
 };
 
 use crate::{
     desired::{Desired, WorkloadType},
     inventory::Inventory,
-    usage::{Usage, User},
+    usage::Usage,
 };
 
 /// What a function was before vfiod touched it first.
@@ -62,122 +63,6 @@ pub struct Move {
     pub inverse: Target,
 }
 
-/// Why a group is not touched.
-///
-/// In JSON: `code`, `message`, and for a group in use its `users[]`.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Refusal {
-    /// The function is in no IOMMU group.
-    NoIommu {
-        /// The function.
-        address: Address,
-    },
-    /// VFIO made the group up: there is no IOMMU behind it.
-    NoIommuGroup,
-    /// A member could not be read.
-    Unreadable {
-        /// The member.
-        address: Address,
-        /// Why.
-        reason: String,
-    },
-    /// A member that is not vfiod's to move is on a driver that owns its DMA.
-    ForeignMember {
-        /// The member.
-        address: Address,
-        /// Its vendor and device id.
-        id: String,
-        /// Its class code.
-        class: String,
-        /// Its driver.
-        driver: String,
-    },
-    /// A GPU has virtual functions enabled.
-    VfsEnabled {
-        /// The GPU.
-        address: Address,
-        /// How many.
-        count: u32,
-    },
-    /// The vfio-pci driver is not there.
-    VfioAbsent,
-    /// The group is in use, or not known to be free.
-    InUse {
-        /// By whom.
-        users: BTreeSet<User>,
-    },
-    /// This version does not serve the workload type.
-    NotYet {
-        /// The workload type.
-        workload_type: String,
-    },
-}
-
-impl Refusal {
-    /// A stable name for conditions and metrics.
-    #[must_use]
-    pub fn code(&self) -> &'static str {
-        match self {
-            Self::NoIommu { .. } => "NoIommu",
-            Self::NoIommuGroup => "NoIommuGroup",
-            Self::Unreadable { .. } => "Unreadable",
-            Self::ForeignMember { .. } => "ForeignMember",
-            Self::VfsEnabled { .. } => "VfsEnabled",
-            Self::VfioAbsent => "VfioAbsent",
-            Self::InUse { .. } => "InUse",
-            Self::NotYet { .. } => "NotYet",
-        }
-    }
-}
-
-impl Serialize for Refusal {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut out = serializer.serialize_struct("Refusal", 3)?;
-        out.serialize_field("code", self.code())?;
-        out.serialize_field("message", &self.to_string())?;
-        if let Self::InUse { users } = self {
-            out.serialize_field("users", users)?;
-        }
-        out.end()
-    }
-}
-
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoIommu { address } => write!(
-                f,
-                "{address} is in no IOMMU group: the IOMMU is off; switch it on in the firmware (VT-d, AMD-Vi, SMMU) \
-                 and on the kernel command line (intel_iommu=on on Intel)"
-            ),
-            Self::NoIommuGroup => f.write_str(
-                "the group has no IOMMU behind it (vfio's noiommu mode): a VM could reach all memory",
-            ),
-            Self::Unreadable { address, reason } => write!(f, "member {address} cannot be read: {reason}"),
-            Self::ForeignMember { address, id, class, driver } => write!(
-                f,
-                "member {address} ({id}, class {class}) is not a GPU's and is on driver {driver}: a VM cannot have the \
-                 group while the host uses it; put the card into another slot, or unbind that function yourself if \
-                 the host can do without it"
-            ),
-            Self::VfsEnabled { address, count } => {
-                write!(
-                    f,
-                    "{address} has {count} virtual functions enabled: write 0 to its sriov_numvfs first"
-                )
-            }
-            Self::VfioAbsent => {
-                f.write_str("the kernel has no vfio-pci driver: load it (modprobe vfio-pci) and try again")
-            }
-            Self::InUse { users } => {
-                let texts: Vec<_> = users.iter().map(ToString::to_string).collect();
-                write!(f, "in use: {}", texts.join("; "))
-            }
-            Self::NotYet { workload_type } => write!(f, "{workload_type} is not served by this version yet"),
-        }
-    }
-}
-
 /// What shall happen to a group.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "verdict", rename_all = "kebab-case")]
@@ -186,6 +71,8 @@ pub enum Verdict {
     Right,
     /// These moves, in order, all or none.
     Move {
+        /// The kernel modules that are loaded first.
+        loads: Vec<Load>,
         /// The moves.
         moves: Vec<Move>,
     },
@@ -208,6 +95,8 @@ pub struct GroupPlan {
     /// Functions that are back where they were: their journal entries are done with.
     #[serde(skip)]
     pub settled: BTreeSet<Address>,
+    /// What people should know of it.
+    pub notes: BTreeSet<String>,
     /// What shall happen.
     #[serde(flatten)]
     pub verdict: Verdict,
@@ -233,12 +122,19 @@ impl Plan {
         self.groups.iter().any(|plan| matches!(plan.verdict, Verdict::Refused { .. }))
     }
 
-    /// The groups to be moved, each with its moves.
-    pub fn moves(&self) -> impl Iterator<Item = (u32, &[Move])> {
+    /// The groups to be moved, each with the modules to load first and its moves.
+    pub fn transactions(&self) -> impl Iterator<Item = (u32, &[Load], &[Move])> {
         self.groups.iter().filter_map(|plan| match (&plan.verdict, plan.group) {
-            (Verdict::Move { moves }, Some(group)) => Some((group, moves.as_slice())),
+            (Verdict::Move { loads, moves }, Some(group)) => {
+                Some((group, loads.as_slice(), moves.as_slice()))
+            }
             _ => None,
         })
+    }
+
+    /// The groups to be moved, each with its moves.
+    pub fn moves(&self) -> impl Iterator<Item = (u32, &[Move])> {
+        self.transactions().map(|(group, _, moves)| (group, moves))
     }
 }
 
@@ -268,6 +164,7 @@ pub fn plan(
                 functions: BTreeSet::from([function.address]),
                 boot_bound: BTreeSet::new(),
                 settled: BTreeSet::new(),
+                notes: BTreeSet::new(),
                 verdict: Verdict::Refused { refusals: vec![Refusal::NoIommu { address: function.address }] },
             },
         ));
@@ -281,6 +178,7 @@ fn group_plan(group: u32, functions: BTreeSet<Address>, verdict: Verdict) -> Gro
         functions,
         boot_bound: BTreeSet::new(),
         settled: BTreeSet::new(),
+        notes: BTreeSet::new(),
         verdict,
     }
 }
@@ -292,10 +190,16 @@ fn not_yet(inventory: &Inventory, desired: &Desired, group: u32) -> GroupPlan {
 }
 
 /// The moves of a group, or the users that forbid them.
-fn unless_in_use(inventory: &Inventory, usage: &Usage, group: u32, moves: Vec<Move>) -> Verdict {
+fn unless_in_use(
+    inventory: &Inventory,
+    usage: &Usage,
+    group: u32,
+    loads: Vec<Load>,
+    moves: Vec<Move>,
+) -> Verdict {
     let users = usage.of_group(inventory, group);
     if users.is_empty() {
-        Verdict::Move { moves }
+        Verdict::Move { loads, moves }
     } else {
         Verdict::Refused { refusals: vec![Refusal::InUse { users }] }
     }
@@ -311,10 +215,11 @@ fn to_vfio(inventory: &Inventory, usage: &Usage, group: u32) -> GroupPlan {
     let movable: Vec<_> = inventory.movable(group).collect();
     let functions = movable.iter().map(|function| function.address).collect();
     let on_vfio = |function: &Function| dma_owner(function.driver.as_deref()) == DmaOwner::Vfio;
+    let mut needed = Needed::default();
     let moves: Vec<_> = movable
         .iter()
         .filter(|function| !on_vfio(function))
-        .map(|function| a_move(function, Target::vfio(VFIO_PCI)))
+        .filter_map(|function| Some(a_move(function, Target::vfio(needed.add(inventory, function)?))))
         .collect();
 
     let mut refusals: Vec<Refusal> = inventory
@@ -341,17 +246,45 @@ fn to_vfio(inventory: &Inventory, usage: &Usage, group: u32) -> GroupPlan {
             refusals.push(Refusal::VfsEnabled { address: function.address, count: function.num_vfs });
         }
     }
-    if !moves.is_empty() && !inventory.vfio_loaded {
-        refusals.push(Refusal::VfioAbsent);
-    }
+    refusals.extend(needed.absent);
     let verdict = if !refusals.is_empty() {
         Verdict::Refused { refusals }
     } else if moves.is_empty() {
         Verdict::Right
     } else {
-        unless_in_use(inventory, usage, group, moves)
+        unless_in_use(inventory, usage, group, needed.loads, moves)
     };
-    group_plan(group, functions, verdict)
+    GroupPlan { notes: needed.notes, ..group_plan(group, functions, verdict) }
+}
+
+/// What it takes to have the vfio drivers of a group's functions.
+#[derive(Default)]
+struct Needed {
+    loads: Vec<Load>,
+    notes: BTreeSet<String>,
+    absent: BTreeSet<Refusal>,
+}
+
+impl Needed {
+    /// Adds the driver of `function`, and says its name; nothing where it cannot be had.
+    fn add<'a>(&mut self, inventory: &'a Inventory, function: &Function) -> Option<&'a str> {
+        // Of every function that is moved the inventory has a driver.
+        let chosen = inventory.vfio.get(&function.address)?;
+        if let Availability::Absent(absence) = &chosen.availability {
+            let (module, reason) = (chosen.module.to_string(), absence.to_string());
+            self.absent.insert(Refusal::VfioAbsent { module, reason });
+            return None;
+        }
+        // What a group's functions need in common is loaded once; a load that any of them requires is required.
+        for load in &chosen.loads {
+            match self.loads.iter_mut().find(|known| known.module == load.module) {
+                Some(known) => known.required |= load.required,
+                None => self.loads.push(load.clone()),
+            }
+        }
+        self.notes.extend(chosen.notes.iter().map(|note| format!("{}: {note}", function.address)));
+        Some(&chosen.driver)
+    }
 }
 
 /// Every function of the group that is on vfio, or on its way, back to the host: the design's way back.
@@ -391,7 +324,7 @@ fn to_host(
         }
     }
     if !moves.is_empty() {
-        found.verdict = unless_in_use(inventory, usage, group, moves);
+        found.verdict = unless_in_use(inventory, usage, group, Vec::new(), moves);
     }
     (!found.functions.is_empty()).then_some(found)
 }

@@ -1,5 +1,6 @@
 //! Plans and their execution, in one process: the plan is pure, and the simulated kernel answers without a writer.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "test code")]
+#![allow(clippy::disallowed_methods, reason = "a test's own files")]
 
 mod node;
 
@@ -11,6 +12,7 @@ use proptest::{prelude::*, sample::select, test_runner::TestCaseError};
 use vfio::{
     driver::is_vfio,
     host::Host,
+    modules::{Availability, ModuleName, Modules, driver_directory},
     pci::{self, Address, Function},
     sim::{Effect, Fault, Moment, Profile, kernel},
     write::Write,
@@ -18,7 +20,7 @@ use vfio::{
 };
 use vfiod::{
     desired::{Consumer, Desired, WorkloadType},
-    execute::{MoveError, Outcome, Port, carry_out},
+    execute::{MoveError, Outcome, Port, carry_out, load_modules},
     inventory::observe,
     plan::{Plan, Prior, Refusal, Verdict, plan},
     usage::{PodDevice, Pods, Usage},
@@ -35,9 +37,18 @@ impl Port for InProcess {
         pci::read(&self.host, address).unwrap().ok_or(MoveError::Gone { address })
     }
 
-    fn write(&mut self, write: &Write, prior: &Prior) -> Result<(), WriteError> {
+    fn present(&mut self, module: &ModuleName) -> bool {
+        Modules::of(&self.host).present(module)
+    }
+
+    fn spelling(&mut self, name: &str) -> String {
+        let module = ModuleName::new(name).unwrap();
+        driver_directory(&self.host, &module).unwrap_or_else(|| name.to_owned())
+    }
+
+    fn write(&mut self, write: &Write, prior: Option<&Prior>) -> Result<(), WriteError> {
         if let Some(address) = write.function() {
-            self.priors.entry(address).or_insert_with(|| prior.clone());
+            self.priors.entry(address).or_insert_with(|| prior.unwrap().clone());
         }
         // No agent to kill: process 0 is nobody.
         kernel::answer(&self.host, write, Pid::from_raw(0)).map_err(|errno| WriteError::Kernel {
@@ -60,7 +71,12 @@ fn planned(node: &Node, workload_type: WorkloadType, priors: &BTreeMap<Address, 
 /// Carries out every group of the plan, one after the other.
 fn carry_out_all(node: &Node, plan: &Plan, priors: &mut BTreeMap<Address, Prior>) -> Vec<Outcome> {
     let mut port = InProcess { host: node.sim.host().clone(), priors: priors.clone() };
-    let outcomes = plan.moves().map(|(_, moves)| carry_out(moves, &mut port)).collect();
+    let outcomes = plan
+        .transactions()
+        .map(|(_, loads, moves)| {
+            load_modules(loads, &mut port).unwrap_or_else(|| carry_out(moves, &mut port))
+        })
+        .collect();
     *priors = port.priors;
     outcomes
 }
@@ -135,7 +151,9 @@ fn a_probe_that_nothing_answers_is_not_taken_for_success() {
     let before = node.bindings();
     // The inventory says that the driver is there (it went away since): the probe finds nothing, and answers success.
     let mut inventory = observe(node.sim.host()).unwrap();
-    inventory.vfio_loaded = true;
+    for chosen in inventory.vfio.values_mut() {
+        chosen.availability = Availability::BuiltIn;
+    }
     let plan = plan(&inventory, &desired(WorkloadType::VmPassthrough), &Usage::default(), &BTreeMap::new());
     for outcome in carry_out_all(&node, &plan, &mut BTreeMap::new()) {
         let Outcome::RolledBack { error: error @ MoveError::NotTaken { .. } } = &outcome else {
@@ -144,6 +162,25 @@ fn a_probe_that_nothing_answers_is_not_taken_for_success() {
         assert!(error.to_string().contains("on no driver, not on vfio-pci"), "{error}");
     }
     assert_eq!(node.bindings(), before);
+}
+
+/// A variant driver that is loaded after the plan was made may be spelt otherwise than the plan has it.
+#[test]
+fn a_driver_is_called_as_its_directory_is() {
+    let node = Node::new(&Profile::four_function_card());
+    let spelt = node.sim.host().sys("bus/pci/drivers/odd_board-vfio-pci");
+    std::fs::create_dir(&spelt).unwrap();
+    for file in ["bind", "unbind"] {
+        std::fs::write(spelt.join(file), "").unwrap();
+    }
+    let mut inventory = observe(node.sim.host()).unwrap();
+    for chosen in inventory.vfio.values_mut() {
+        chosen.driver = "odd_board_vfio_pci".to_owned();
+    }
+    let plan = plan(&inventory, &desired(WorkloadType::VmPassthrough), &Usage::default(), &BTreeMap::new());
+    assert!(matches!(carry_out_all(&node, &plan, &mut BTreeMap::new())[..], [Outcome::Done]));
+    let name = Some("odd_board-vfio-pci".to_owned());
+    assert!(node.bindings().values().all(|binding| *binding == (name.clone(), name.clone())));
 }
 
 #[test]

@@ -53,13 +53,21 @@ pub fn group_text(plan: &GroupPlan) -> String {
                 let _ = writeln!(out, "  {}: {refusal}", refusal.code());
             }
         }
-        Verdict::Move { moves } => {
+        Verdict::Move { loads, moves } => {
             out.push_str("all of it moves, or nothing\n");
+            for load in loads {
+                let options =
+                    if load.options.is_empty() { String::new() } else { format!(" ({})", load.options) };
+                let _ = writeln!(out, "  load module {}{options}, unless it is there by then", load.module);
+            }
             for step in moves {
                 let from = step.from.driver.as_deref().unwrap_or("no driver");
                 let _ = writeln!(out, "  {}  {from} -> {}", step.address, step.to);
             }
         }
+    }
+    for note in &plan.notes {
+        let _ = writeln!(out, "  note: {note}");
     }
     for address in &plan.boot_bound {
         let _ = writeln!(

@@ -70,6 +70,7 @@ scenario_tests! {
     foreign_nic
     held_group
     no_iommu
+    modules_loaded
     right_node
     agent_killed
     full_walk

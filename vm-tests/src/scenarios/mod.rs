@@ -4,6 +4,7 @@ mod agent;
 mod cards;
 mod lab;
 mod manual;
+mod modules;
 
 use crate::guest::failure::Step;
 use crate::guest::machine::Machine;
@@ -34,6 +35,7 @@ pub const ALL: &[Scenario] = &[
     manual::FOREIGN_NIC,
     manual::HELD_GROUP,
     manual::NO_IOMMU,
+    modules::MODULES_LOADED,
     agent::RIGHT_NODE,
     agent::AGENT_KILLED,
     agent::FULL_WALK,

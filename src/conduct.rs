@@ -3,7 +3,10 @@
 //! The caller owns the journal and stays free to do other things between events: it gets each write announced, makes the
 //! journal entry durable, and answers; then each group's outcome.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 use tokio::{
     sync::{mpsc, oneshot},
@@ -106,7 +109,8 @@ impl Conduct {
     pub fn start(host: &Host, command: &WriterCommand, plan: &Plan) -> Self {
         let (send, announces) = mpsc::channel(1);
         let mut groups = JoinSet::new();
-        for note in plan.groups.iter().flat_map(|group| &group.notes) {
+        // What is said of several groups is said once.
+        for note in plan.groups.iter().flat_map(|group| &group.notes).collect::<BTreeSet<_>>() {
             tracing::warn!("{note}");
         }
         // What several groups need is loaded once: the others find it there.

@@ -282,7 +282,7 @@ impl Needed {
                 None => self.loads.push(load.clone()),
             }
         }
-        self.notes.extend(chosen.notes.iter().map(|note| format!("{}: {note}", function.address)));
+        self.notes.extend(chosen.notes.iter().cloned());
         Some(&chosen.driver)
     }
 }

@@ -26,7 +26,7 @@ impl Modules {
             Ok(module) => (module.unwrap_or_else(ModuleName::vfio_pci), Vec::new()),
             Err(reason) => {
                 let note = format!(
-                    "whether a vfio driver is made for it is not known, so it is vfio-pci that takes it: {reason}"
+                    "whether the kernel has a vfio driver made for this card is not known, so vfio-pci takes it: {reason}"
                 );
                 (ModuleName::vfio_pci(), vec![note])
             }

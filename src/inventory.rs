@@ -98,6 +98,15 @@ impl Inventory {
         members.filter_map(|address| self.functions.get(address))
     }
 
+    /// The group of a function, though it cannot be read itself.
+    #[must_use]
+    pub fn group_of(&self, address: Address) -> Option<u32> {
+        if let Some(function) = self.functions.get(&address) {
+            return function.iommu_group;
+        }
+        self.groups.values().find(|group| group.members.contains(&address)).map(|group| group.id)
+    }
+
     /// What a function is to this node.
     #[must_use]
     pub fn role(&self, function: &Function) -> Role {

@@ -123,8 +123,33 @@ pub fn offers(view: View<'_>) -> Vec<Offer> {
             given_out,
         });
     }
+    offers.extend(lost(view));
     offers.sort_by(|a, b| (&a.resource, a.id).cmp(&(&b.resource, b.id)));
     offers
+}
+
+/// What a pod has, or was promised, and what is not to be read any more, or is no GPU by what was read: it stays listed
+/// until they are gone, since a kubelet that starts again would turn the pod away over a device that is not listed.
+fn lost<'a>(view: View<'a>) -> impl Iterator<Item = Offer> + 'a {
+    let View { inventory, usage, .. } = view;
+    let offerable: BTreeSet<Address> = inventory.offerable().map(|(function, _)| function.address).collect();
+    let held = usage.holds.iter().filter(move |(address, _)| !offerable.contains(address));
+    held.map(move |(address, hold)| {
+        let reason = match inventory.unreadable.get(address) {
+            Some(reason) => Reason::new("Unreadable", reason.clone()),
+            None => Reason::new("FunctionGone", format!("{address} is no GPU of this node any more")),
+        };
+        Offer {
+            resource: hold.resource.clone(),
+            id: *address,
+            healthy: false,
+            numa_node: -1,
+            iommu_group: inventory.group_of(*address),
+            reasons: vec![reason],
+            registrable: true,
+            given_out: true,
+        }
+    })
 }
 
 /// What is really wrong with a device, whoever has it.
@@ -132,7 +157,12 @@ fn faults(view: View<'_>, function: &Function) -> Vec<Reason> {
     let View { inventory, desired, plan, trouble, .. } = view;
     let mut reasons = Vec::new();
     let on_vfio = function.driver.as_deref().is_some_and(is_vfio);
-    if let Some(Verdict::Refused { refusals }) = plan.of(function.iommu_group).map(|plan| &plan.verdict) {
+    // By the function as well: all functions without a group share "no group", and each has a plan of its own.
+    let planned = plan
+        .groups
+        .iter()
+        .find(|plan| plan.group == function.iommu_group && plan.functions.contains(&function.address));
+    if let Some(Verdict::Refused { refusals }) = planned.map(|plan| &plan.verdict) {
         // A refusal to move a group in use says nothing against the device that is in use.
         let bad = refusals.iter().filter(|refusal| refusal.code() != "InUse" || !on_vfio);
         reasons.extend(bad.map(Reason::from));

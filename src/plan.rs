@@ -306,6 +306,11 @@ fn a_move(function: &Function, to: Target) -> Move {
     Move { address: function.address, inverse: Target::restore(&from), from, to }
 }
 
+fn unreadable(inventory: &Inventory, group: u32) -> impl Iterator<Item = Refusal> {
+    let members = inventory.unreadable_members(group);
+    members.map(|(address, reason)| Refusal::Unreadable { address, reason: reason.to_owned() })
+}
+
 /// Every GPU, NVSwitch and companion of the group to vfio, or none.
 fn to_vfio(inventory: &Inventory, usage: &Usage, group: u32) -> GroupPlan {
     let movable: Vec<_> = inventory.movable(group).collect();
@@ -317,10 +322,7 @@ fn to_vfio(inventory: &Inventory, usage: &Usage, group: u32) -> GroupPlan {
         .map(|function| a_move(function, Target::vfio(VFIO_PCI)))
         .collect();
 
-    let mut refusals: Vec<Refusal> = inventory
-        .unreadable_members(group)
-        .map(|(address, reason)| Refusal::Unreadable { address, reason: reason.to_owned() })
-        .collect();
+    let mut refusals: Vec<Refusal> = unreadable(inventory, group).collect();
     if inventory.groups.get(&group).is_some_and(|group| group.noiommu) {
         refusals.push(Refusal::NoIommuGroup);
     }
@@ -391,7 +393,13 @@ fn to_host(
         }
     }
     if !moves.is_empty() {
-        found.verdict = unless_in_use(inventory, usage, group, moves);
+        // A member that cannot be read may be the GPU whose companions would be taken away.
+        let unreadable: Vec<_> = unreadable(inventory, group).collect();
+        found.verdict = if unreadable.is_empty() {
+            unless_in_use(inventory, usage, group, moves)
+        } else {
+            Verdict::Refused { refusals: unreadable }
+        };
     }
     (!found.functions.is_empty()).then_some(found)
 }

@@ -194,8 +194,11 @@ impl Usage {
                 continue;
             }
             let waited = hold.shown || now.saturating_sub(hold.answered_at) >= grace;
-            let group = inventory.functions.get(address).and_then(|function| function.iommu_group);
-            let open = group.is_some_and(|group| !inventory.open(group).is_empty());
+            let open = match inventory.group_of(*address) {
+                Some(group) => !inventory.open(group).is_empty(),
+                // Of what cannot be read, and is in no group known, nothing is known.
+                None => inventory.unreadable.contains_key(address),
+            };
             if waited && !open && inventory.holders.opaque.is_empty() {
                 over.push(*address);
             }

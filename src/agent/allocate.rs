@@ -98,9 +98,14 @@ impl Agent {
             let kind = if reason.code == "GroupHeld" { RefusalKind::InUse } else { RefusalKind::Unavailable };
             return Err(refusal(reason.code, kind, format!("{resource} {address}: {}", reason.message)));
         }
-        if offer.iommu_group.is_none() {
+        let Some(group) = offer.iommu_group else {
             let text = format!("{address} is in no IOMMU group");
             return Err(refusal("NoIommu", RefusalKind::Unavailable, text));
+        };
+        // Also where the kubelet does not say whose the process is, and the device therefore stays healthy.
+        if let Some(open) = self.inventory.open(group).into_iter().next() {
+            let text = format!("{resource} {address}: {}", User::Process(open));
+            return Err(refusal("HeldOutside", RefusalKind::InUse, text));
         }
         // The whole group goes to the pod that asks: a mate that is not in this very request stays unused.
         debug_assert!(devices.contains(&address));

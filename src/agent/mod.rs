@@ -175,13 +175,16 @@ impl Agent {
             tracing::debug!(%why, "pass");
             self.passes += 1;
             self.last_pass = why;
-            let wake = self.pass().await;
+            let mut wake = self.pass().await;
             why = loop {
                 // Every arm is cancel-safe: a watch and a channel keep what was not taken, a token and a deadline stay true.
                 tokio::select! {
                     biased;
                     () = self.channels.stop.cancelled() => return,
-                    Some(call) = self.channels.allocate.recv() => self.allocate(call).await,
+                    Some(call) = self.channels.allocate.recv() => {
+                        self.allocate(call).await;
+                        wake = self.wake_after_allocate(wake);
+                    }
                     changed = self.channels.wish.changed() => match changed {
                         Ok(()) => break "the wish changed".to_owned(),
                         // Nobody can wish any more: that is the end of the agent.

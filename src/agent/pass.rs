@@ -256,12 +256,22 @@ impl Agent {
         Wake { at: Instant::now() + after, why }
     }
 
+    /// An Allocate has looked, and may have made a hold: what the pass before it had in mind may be too late.
+    pub(super) fn wake_after_allocate(&self, before: Wake) -> Wake {
+        let changed = self.due().moves().next().is_some();
+        let moves = changed.then(|| self.wake_in(SHORTEST_RETRY, "an Allocate found the node changed"));
+        [before, self.next_wake()].into_iter().chain(moves).min_by_key(|wake| wake.at).unwrap_or(before)
+    }
+
     fn next_wake(&self) -> Wake {
         let blocked = self.plan.groups.iter().any(|plan| match &plan.verdict {
             Verdict::Refused { refusals } => refusals.iter().any(|refusal| refusal.code() == "InUse"),
             Verdict::Right | Verdict::Move { .. } => false,
         });
         let mut wakes = vec![self.wake_in(self.settings.rescan, "rescan")];
+        if self.failure.is_some() {
+            wakes.push(self.wake_in(self.settings.blocked_retry, "the node could not be looked at"));
+        }
         if blocked {
             wakes.push(self.wake_in(self.settings.blocked_retry, "something in use is looked at again"));
         }

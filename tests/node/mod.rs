@@ -1,6 +1,8 @@
 //! A simulated node and the vfiod binary on it, for the tests beside this folder.
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
+pub mod stage;
+
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},

@@ -218,7 +218,7 @@ fn chosen(inventory: &Inventory, targets: &[Target]) -> Result<(BTreeSet<u32>, B
 
 fn text(results: &Results) -> String {
     if results.groups.is_empty() {
-        return "No GPU on this node: nothing to do.\n".to_owned();
+        return "No GPU on this node that could be moved (those in an IOMMU group can): nothing to do.\n".to_owned();
     }
     let group = |group: &GroupResult| {
         let name = group

@@ -45,6 +45,7 @@ fn agent_killed(machine: &Machine) -> Step {
     // see at most. Killing after every second one hits every kind.
     const KILLS: [usize; 9] = [0, 1, 3, 5, 7, 9, 11, 13, 16];
     let functions = functions(machine);
+    let _kubelet = Kubelet::start()?;
     for changes in KILLS {
         println!("--- killed after {changes} changes");
         kill_after(changes, "vm-passthrough")?;
@@ -97,6 +98,7 @@ fn right_node(machine: &Machine) -> Step {
     // Long enough for a pass more than the first.
     const WATCHED: Duration = Duration::from_secs(3);
     let functions = functions(machine);
+    let _kubelet = Kubelet::start()?;
     for workload_type in ["container", "vm-passthrough", "container"] {
         let mut agent = Daemon::start(workload_type)?;
         agent.wait_for("Ready")?;

@@ -20,6 +20,7 @@ pub mod host;
 pub mod iommu;
 pub mod nvidia;
 pub mod pci;
+mod printable;
 pub mod sim;
 pub mod write;
 pub mod writer;

@@ -4,6 +4,7 @@
 //! * [`pci`]: addresses, functions, class codes and roles
 //! * [`iommu`]: groups and their viability
 //! * [`driver`]: which write comes next on a function's way from one driver to another
+//! * [`drm`]: a function's display and render nodes
 //! * [`framebuffer`]: which function's BAR the firmware's picture still holds
 //! * [`holders`]: which processes have a device open
 //! * [`nvidia`]: the host driver's own device nodes
@@ -16,6 +17,7 @@
 #![forbid(unsafe_code)]
 
 pub mod driver;
+pub mod drm;
 pub mod framebuffer;
 pub mod holders;
 pub mod host;

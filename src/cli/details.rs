@@ -38,6 +38,8 @@ pub struct Detail<'a> {
     /// One look: it tells what answers from what does not, and a reset from death only to who looks twice.
     answer: Answer,
     framebuffer: Option<&'a Claim>,
+    /// Why it is not known whether a framebuffer holds it.
+    framebuffer_unknown: Option<&'a str>,
     cure: Option<String>,
     holders: BTreeSet<Open>,
 }
@@ -72,6 +74,7 @@ pub fn detail<'a>(
         answer: life::look(host, address, held),
         details,
         framebuffer,
+        framebuffer_unknown: inventory.framebuffers.unknown.as_deref(),
         cure: framebuffer.map(Claim::cure),
         holders,
     })
@@ -115,10 +118,12 @@ pub fn detail_text(detail: &Detail<'_>) -> String {
         );
     }
     line("capabilities", capabilities(d));
-    match (detail.framebuffer, &detail.cure) {
-        (Some(claim), Some(cure)) => line("framebuffer", format!("{claim}; {cure}")),
-        _ => line("framebuffer", "-".to_owned()),
-    }
+    let framebuffer = match (detail.framebuffer, detail.framebuffer_unknown) {
+        (Some(claim), _) => format!("{claim}; {}", claim.cure()),
+        (None, Some(reason)) => format!("unknown: {reason}"),
+        (None, None) => "-".to_owned(),
+    };
+    line("framebuffer", framebuffer);
     for open in &detail.holders {
         line("holder", User::Process(open.clone()).to_string());
     }
@@ -241,13 +246,14 @@ fn bar_table(bars: &[Bar]) -> String {
             (Space::Memory, true) => "memory, 64-bit",
         };
         vec![
-            format!("  {region}"),
+            region,
             size(bar.size),
             if bar.assigned { format!("{:#x}", bar.start) } else { "not assigned".to_owned() },
             format!("{kind}{}", if bar.prefetchable { ", prefetchable" } else { "" }),
         ]
     });
-    render(&["  region", "size", "at", "kind"], rows.collect(), "  No BAR.")
+    let table = render(&["region", "size", "at", "kind"], rows.collect(), "No BAR.");
+    table.lines().map(|line| format!("  {line}\n")).collect()
 }
 
 /// The largest unit that leaves a whole number.

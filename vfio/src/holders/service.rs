@@ -30,7 +30,14 @@ const KNOWN: &[Known] = &[
     known("nvidia-device-p", "nvidia-device-plugin", "nvidia-device-plugin"),
     known("Xorg", "Xorg", "display-manager"),
     known("gnome-shell", "gnome-shell", "display-manager"),
+    // It keeps display nodes open for the sessions that it serves.
+    known("systemd-logind", "systemd-logind", "display-manager"),
 ];
+
+/// Beginnings of units that are not to be stopped for a GPU's sake: the system's own, and runtimes, whose control group may
+/// also be that of a container which they gave none.
+const KEPT: [&str; 11] =
+    ["containerd", "cri-o", "crio", "dbus", "docker", "k0s", "k3s", "kubelet", "rke2", "snap.", "systemd-"];
 
 /// What makes a holder let go, where it is a known service or a pod's.
 #[must_use]
@@ -62,9 +69,10 @@ pub fn cure(command: &str, owner: &Owner) -> Option<String> {
 /// Whether a unit may be given to people to type: any process's control group can have any name.
 fn plain_service(unit: &str) -> bool {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-' | '@');
-    unit.ends_with(".service") && !unit.starts_with('-') && unit.chars().all(plain)
-        // The runtime's own service has every container that it keeps without a pod's control group.
-        && !matches!(unit, "containerd.service" | "crio.service" | "docker.service" | "kubelet.service")
+    unit.ends_with(".service")
+        && !unit.starts_with('-')
+        && unit.chars().all(plain)
+        && !KEPT.iter().any(|kept| unit.starts_with(kept))
 }
 
 #[cfg(test)]
@@ -97,6 +105,8 @@ mod tests {
             ("python3", unit("train.service"), Some("systemctl stop train.service")),
             ("python3", unit("x;rm -rf $HOME.service"), None),
             ("kata-shim", unit("containerd.service"), None),
+            ("kata-shim", unit("k3s.service"), None),
+            ("systemd-logind", unit("systemd-logind.service"), Some("systemctl stop display-manager")),
             ("python3", unit("session-3.scope"), None),
             ("python3", Owner::Unknown, None),
         ] {

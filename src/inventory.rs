@@ -8,6 +8,8 @@ use std::{
 use serde::Serialize;
 use vfio::{
     driver::{VFIO_PCI, is_vfio},
+    drm,
+    framebuffer::{self, Claim, Framebuffers},
     holders::{self, Holder, Holders, Opaque},
     host::{Host, ReadError},
     iommu::{self, Blocker, Group},
@@ -24,10 +26,14 @@ pub struct Inventory {
     pub unreadable: BTreeMap<Address, String>,
     /// All IOMMU groups; none at all where there is no IOMMU.
     pub groups: BTreeMap<u32, Group>,
-    /// Who has VFIO and NVIDIA nodes open.
+    /// Who has VFIO, NVIDIA and DRM nodes open.
     pub holders: Holders,
     /// The host driver's nodes, and what each stands for.
     pub nvidia_nodes: BTreeMap<String, Scope>,
+    /// The display and render nodes, and the function that each is of.
+    pub drm_nodes: BTreeMap<String, Address>,
+    /// The functions whose BARs a boot framebuffer holds.
+    pub framebuffers: Framebuffers,
     /// Whether the vfio-pci driver is there to bind to.
     pub vfio_loaded: bool,
     /// Whether the kernel has iommufd (`/dev/iommu`).
@@ -57,11 +63,16 @@ pub fn observe(host: &Host) -> Result<Inventory, ObserveError> {
     let functions = pci::functions(host)?;
     let groups = iommu::groups(host, &functions)?;
     let nvidia_nodes = nvidia::nodes(host)?;
+    let mut drm_nodes = BTreeMap::new();
+    for address in functions.known.keys() {
+        drm_nodes.extend(drm::nodes(host, *address)?.into_iter().map(|node| (node, *address)));
+    }
     let nodes: BTreeSet<String> = groups
         .values()
         .filter_map(|group| group.node.clone())
         .chain(functions.known.values().filter_map(cdev_node))
         .chain(nvidia_nodes.keys().cloned())
+        .chain(drm_nodes.keys().cloned())
         .collect();
     let holders = match holders::scan(host, nodes) {
         Ok(holders) => holders,
@@ -81,6 +92,8 @@ pub fn observe(host: &Host) -> Result<Inventory, ObserveError> {
         groups,
         holders,
         nvidia_nodes,
+        drm_nodes,
+        framebuffers: framebuffer::framebuffers(host),
         vfio_loaded: drivers.iter().any(|driver| driver == VFIO_PCI),
         iommufd: host.dev("iommu").exists(),
     })
@@ -151,12 +164,35 @@ impl Inventory {
         self.iommufd.then(|| cdev_node(function)).flatten()
     }
 
-    /// Which processes have the group, or the host driver's nodes of one of its functions, open.
+    /// The functions of a group, of those that vfiod moves, whose BARs a boot framebuffer holds: a VM could not have them.
+    pub fn framebuffers(&self, group: u32) -> impl Iterator<Item = (Address, &Claim)> {
+        self.movable(group).filter_map(|function| {
+            Some((function.address, self.framebuffers.by_function.get(&function.address)?))
+        })
+    }
+
+    /// Which processes have the group, or the host's nodes of one of its functions, open.
     #[must_use]
     pub fn open(&self, group: u32) -> BTreeSet<Open> {
-        let mut nodes: BTreeSet<String> = BTreeSet::from([iommu::group_node(group)]);
+        self.open_nodes([iommu::group_node(group)], self.members(group))
+    }
+
+    /// Which processes have one function open: its group, where it is in one, or the host's nodes of the function.
+    #[must_use]
+    pub fn open_function(&self, function: &Function) -> BTreeSet<Open> {
+        self.open_nodes(function.iommu_group.map(iommu::group_node), [function])
+    }
+
+    fn open_nodes<'a>(
+        &self,
+        groups: impl IntoIterator<Item = String>,
+        functions: impl IntoIterator<Item = &'a Function>,
+    ) -> BTreeSet<Open> {
+        let mut nodes: BTreeSet<String> = groups.into_iter().collect();
         let mut on_nvidia = BTreeSet::new();
-        for function in self.members(group) {
+        let mut addresses = BTreeSet::new();
+        for function in functions {
+            addresses.insert(function.address);
             nodes.extend(cdev_node(function));
             if function
                 .driver
@@ -173,6 +209,8 @@ impl Inventory {
             };
             concerns.then(|| node.clone())
         }));
+        let drm = self.drm_nodes.iter().filter(|(_, address)| addresses.contains(address));
+        nodes.extend(drm.map(|(node, _)| node.clone()));
         let open = |node: String| {
             self.holders
                 .of(&node)

@@ -16,6 +16,7 @@ use crate::{
     names::{Aliases, NameError, Names, OfferedRole, ResourceName, env_name},
     plan::{Plan, Verdict},
     reason::Reason,
+    refusal::Refusal,
     usage::{Pods, Usage, User},
 };
 
@@ -101,7 +102,9 @@ pub fn offers(view: View<'_>) -> Vec<Offer> {
         }
         let mut reasons = faults(view, function);
         if !given_out {
-            reasons.extend(busy(view, function));
+            // The plan may have refused the group for the same cause.
+            let busy = busy(view, function).into_iter().filter(|reason| !reasons.contains(reason));
+            reasons.extend(busy.collect::<Vec<_>>());
         }
         let (resource, registrable) = match (usage.holds.get(&function.address), named) {
             // What a pod has stays listed under the name that it was given by, whatever it would be called now.
@@ -192,7 +195,9 @@ fn faults(view: View<'_>, function: &Function) -> Vec<Reason> {
 fn busy(view: View<'_>, function: &Function) -> Vec<Reason> {
     let View { inventory, plan, usage, .. } = view;
     let Some(group) = function.iommu_group else { return Vec::new() };
-    let mut reasons = Vec::new();
+    // Also where it was bound before vfiod looked: the bind succeeds, and the next VM meets the held BAR.
+    let mut reasons: Vec<_> =
+        inventory.framebuffers(group).map(|claim| Reason::from(&Refusal::from(claim))).collect();
     if matches!(plan.of(Some(group)).map(|plan| &plan.verdict), Some(Verdict::Move { .. })) {
         reasons.push(Reason::new("Switching", format!("group {group} is not yet as desired")));
     }

@@ -1,11 +1,8 @@
 //! From inventory and desired to an ordered plan, a group at a time. Pure: it touches nothing.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fmt,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
-use serde::{Deserialize, Serialize, Serializer, ser::SerializeStruct};
+use serde::{Deserialize, Serialize};
 use vfio::{
     driver::{Binding, DmaOwner, Target, VFIO_PCI, Wanted, dma_owner, is_vfio},
     pci::{Address, Function, Role},
@@ -14,8 +11,10 @@ use vfio::{
 use crate::{
     desired::{Desired, WorkloadType},
     inventory::Inventory,
-    usage::{Usage, User},
+    usage::Usage,
 };
+
+pub use crate::refusal::Refusal;
 
 /// What a function was before vfiod touched it first.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -60,122 +59,6 @@ pub struct Move {
     pub to: Target,
     /// The way back, should a later step of the group fail.
     pub inverse: Target,
-}
-
-/// Why a group is not touched.
-///
-/// In JSON: `code`, `message`, and for a group in use its `users[]`.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Refusal {
-    /// The function is in no IOMMU group.
-    NoIommu {
-        /// The function.
-        address: Address,
-    },
-    /// VFIO made the group up: there is no IOMMU behind it.
-    NoIommuGroup,
-    /// A member could not be read.
-    Unreadable {
-        /// The member.
-        address: Address,
-        /// Why.
-        reason: String,
-    },
-    /// A member that is not vfiod's to move is on a driver that owns its DMA.
-    ForeignMember {
-        /// The member.
-        address: Address,
-        /// Its vendor and device id.
-        id: String,
-        /// Its class code.
-        class: String,
-        /// Its driver.
-        driver: String,
-    },
-    /// A GPU has virtual functions enabled.
-    VfsEnabled {
-        /// The GPU.
-        address: Address,
-        /// How many.
-        count: u32,
-    },
-    /// The vfio-pci driver is not there.
-    VfioAbsent,
-    /// The group is in use, or not known to be free.
-    InUse {
-        /// By whom.
-        users: BTreeSet<User>,
-    },
-    /// This version does not serve the workload type.
-    NotYet {
-        /// The workload type.
-        workload_type: String,
-    },
-}
-
-impl Refusal {
-    /// A stable name for conditions and metrics.
-    #[must_use]
-    pub fn code(&self) -> &'static str {
-        match self {
-            Self::NoIommu { .. } => "NoIommu",
-            Self::NoIommuGroup => "NoIommuGroup",
-            Self::Unreadable { .. } => "Unreadable",
-            Self::ForeignMember { .. } => "ForeignMember",
-            Self::VfsEnabled { .. } => "VfsEnabled",
-            Self::VfioAbsent => "VfioAbsent",
-            Self::InUse { .. } => "InUse",
-            Self::NotYet { .. } => "NotYet",
-        }
-    }
-}
-
-impl Serialize for Refusal {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut out = serializer.serialize_struct("Refusal", 3)?;
-        out.serialize_field("code", self.code())?;
-        out.serialize_field("message", &self.to_string())?;
-        if let Self::InUse { users } = self {
-            out.serialize_field("users", users)?;
-        }
-        out.end()
-    }
-}
-
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoIommu { address } => write!(
-                f,
-                "{address} is in no IOMMU group: the IOMMU is off; switch it on in the firmware (VT-d, AMD-Vi, SMMU) \
-                 and on the kernel command line (intel_iommu=on on Intel)"
-            ),
-            Self::NoIommuGroup => f.write_str(
-                "the group has no IOMMU behind it (vfio's noiommu mode): a VM could reach all memory",
-            ),
-            Self::Unreadable { address, reason } => write!(f, "member {address} cannot be read: {reason}"),
-            Self::ForeignMember { address, id, class, driver } => write!(
-                f,
-                "member {address} ({id}, class {class}) is not a GPU's and is on driver {driver}: a VM cannot have the \
-                 group while the host uses it; put the card into another slot, or unbind that function yourself if \
-                 the host can do without it"
-            ),
-            Self::VfsEnabled { address, count } => {
-                write!(
-                    f,
-                    "{address} has {count} virtual functions enabled: write 0 to its sriov_numvfs first"
-                )
-            }
-            Self::VfioAbsent => {
-                f.write_str("the kernel has no vfio-pci driver: load it (modprobe vfio-pci) and try again")
-            }
-            Self::InUse { users } => {
-                let texts: Vec<_> = users.iter().map(ToString::to_string).collect();
-                write!(f, "in use: {}", texts.join("; "))
-            }
-            Self::NotYet { workload_type } => write!(f, "{workload_type} is not served by this version yet"),
-        }
-    }
 }
 
 /// What shall happen to a group.
@@ -342,6 +225,9 @@ fn to_vfio(inventory: &Inventory, usage: &Usage, group: u32) -> GroupPlan {
         if moved && function.num_vfs > 0 {
             refusals.push(Refusal::VfsEnabled { address: function.address, count: function.num_vfs });
         }
+    }
+    if !moves.is_empty() {
+        refusals.extend(inventory.framebuffers(group).map(Refusal::from));
     }
     if !moves.is_empty() && !inventory.vfio_loaded {
         refusals.push(Refusal::VfioAbsent);

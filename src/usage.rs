@@ -6,7 +6,7 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use vfio::pci::Address;
+use vfio::{holders::Owner, pci::Address};
 
 use crate::{
     inventory::{Inventory, Open},
@@ -116,7 +116,15 @@ impl fmt::Display for User {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Process(Open { holder, node }) => {
-                write!(f, "process {} ({}) has {node} open", holder.pid, holder.command)
+                write!(f, "process {} ({})", holder.pid, holder.command)?;
+                if let Owner::Pod { uid, container } = &holder.owner {
+                    write!(f, " of pod UID {uid}")?;
+                    if let Some(container) = container {
+                        write!(f, " (container {container})")?;
+                    }
+                }
+                write!(f, " has {node} open")?;
+                holder.cure.iter().try_for_each(|cure| write!(f, "; {cure}"))
             }
             Self::Pod(device) => {
                 let PodDevice { namespace, pod, container, resource, id } = device;

@@ -3,6 +3,7 @@
 mod agent;
 mod bind;
 mod demo;
+mod details;
 mod inspect;
 mod places;
 mod plan;
@@ -41,7 +42,7 @@ enum Command {
     /// Keep this node at one workload type and offer its GPUs to the kubelet
     Agent(agent::AgentArgs),
     /// Show functions, IOMMU groups, and what is or would be offered
-    Inspect(LookArgs),
+    Inspect(inspect::InspectArgs),
     /// Show what would be done for a workload type, step by step, and touch nothing
     Plan(LookArgs),
     /// Bind GPUs to vfio-pci, whole IOMMU groups at a time

@@ -47,6 +47,16 @@ const DRIVERS: &[Driver] = &[
     driver("nvgrace_gpu_vfio_pci", NVIDIA, &[]),
 ];
 
+/// Whether there is a driver of that name.
+pub(super) fn knows(name: &str) -> bool {
+    DRIVERS.iter().any(|driver| driver.name == name)
+}
+
+/// All of them.
+pub(super) fn names() -> Vec<&'static str> {
+    DRIVERS.iter().map(|driver| driver.name).collect()
+}
+
 /// The driver that would take `function`, of those that `loaded` says are there.
 ///
 /// With an override only the driver of that name is tried, and vfio and stub drivers take anything then

@@ -137,7 +137,31 @@ macro_rules! built_in {
 }
 
 /// The files that are part of the library.
-const BUILT_IN: &[(&str, &str)] = built_in!["four-function-card", "hgx-h100", "without-iommu"];
+const BUILT_IN: &[(&str, &str)] = built_in![
+    "a10",
+    "a30",
+    "a40",
+    "boot-vga",
+    "consumer-x8x8",
+    "consumer-x8x8-amd",
+    "four-function-card",
+    "gb200",
+    "geforce",
+    "gh200",
+    "group-0",
+    "hgx-a100",
+    "hgx-h100",
+    "hgx-h100-pairs",
+    "hgx-h200",
+    "l40s",
+    "mcp55",
+    "mixed-a10-l40s",
+    "quadro",
+    "rtx-pro-6000",
+    "t4",
+    "vmd",
+    "without-iommu",
+];
 
 impl Profile {
     /// An HGX board: eight H100 SXM5 and four NVSwitches, each in a group of its own, on two NUMA nodes; beside them a

@@ -151,7 +151,8 @@ fn bind(tree: &Tree, function: &Function, driver: &str) -> io::Result<()> {
         let number = tree.free_number(|n| taken.contains(&format!("vfio{n}")));
         tree::put(&host.function_dir(address).join(format!("vfio-dev/vfio{number}/dev")), "")?;
     }
-    if let Some(prefix) = drivers::node_prefix(driver) {
+    // A VF on the host's vGPU driver is no GPU of the host's: it has no node of that driver.
+    if let Some(prefix) = drivers::node_prefix(driver).filter(|_| function.physfn.is_none()) {
         let minor = tree.free_number(|n| host.dev(&format!("{prefix}{n}")).exists());
         tree::put(&host.dev(&format!("{prefix}{minor}")), "")?;
         if driver == "nvidia" {

@@ -14,7 +14,7 @@ use vfio::{
     host::{Host, ReadError},
     iommu::{self, Blocker, Group},
     nvidia::{self, Scope},
-    pci::{self, Address, Function, Role},
+    pci::{self, Address, Function, Functions, Role},
 };
 
 /// What a node looks like at one moment.
@@ -36,6 +36,8 @@ pub struct Inventory {
     pub framebuffers: Framebuffers,
     /// Whether the vfio-pci driver is there to bind to.
     pub vfio_loaded: bool,
+    /// Every PCI driver that is there.
+    pub drivers: BTreeSet<String>,
     /// Whether the kernel has iommufd (`/dev/iommu`).
     pub iommufd: bool,
 }
@@ -55,12 +57,12 @@ pub struct Open {
 #[error("cannot observe the node: {0}")]
 pub struct ObserveError(#[from] ReadError);
 
-/// Observes the node below `host`.
+/// Observes the node below `host`, whose functions have been read already: some of their attributes may block, and
+/// [`vfio::writer::Reader`] reads them in a child process.
 ///
 /// # Errors
-/// When functions, groups or `/dev` cannot be listed at all. A single unreadable function or process is data.
-pub fn observe(host: &Host) -> Result<Inventory, ObserveError> {
-    let functions = pci::functions(host)?;
+/// When groups, drivers or `/dev` cannot be listed at all. A single unreadable function or process is data.
+pub fn observe(host: &Host, functions: Functions) -> Result<Inventory, ObserveError> {
     let groups = iommu::groups(host, &functions)?;
     let nvidia_nodes = nvidia::nodes(host)?;
     let mut drm_nodes = BTreeMap::new();
@@ -95,6 +97,7 @@ pub fn observe(host: &Host) -> Result<Inventory, ObserveError> {
         drm_nodes,
         framebuffers: framebuffer::framebuffers(host),
         vfio_loaded: drivers.iter().any(|driver| driver == VFIO_PCI),
+        drivers: drivers.into_iter().collect(),
         iommufd: host.dev("iommu").exists(),
     })
 }
@@ -152,10 +155,21 @@ impl Inventory {
         iommu::blockers(self.members(group), |_| false)
     }
 
-    /// Members of a group that could not be read: of them nothing is known.
+    /// Members of a group that could not be read, or that the kernel lists in the group alone: of them nothing is known.
     pub fn unreadable_members(&self, group: u32) -> impl Iterator<Item = (Address, &str)> {
         let members = self.groups.get(&group).into_iter().flat_map(|group| &group.members);
-        members.filter_map(|address| Some((*address, self.unreadable.get(address)?.as_str())))
+        members.filter(|address| !self.functions.contains_key(address)).map(|address| {
+            let why = self
+                .unreadable
+                .get(address)
+                .map_or("it is in the group and not among the node's functions", |s| s);
+            (*address, why)
+        })
+    }
+
+    /// The groups of which some member is not known.
+    pub fn groups_with_unreadable(&self) -> impl Iterator<Item = u32> {
+        self.groups.keys().copied().filter(|group| self.unreadable_members(*group).next().is_some())
     }
 
     /// The VFIO character device of a function on the host, where the kernel has such nodes.

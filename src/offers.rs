@@ -167,7 +167,13 @@ fn faults(view: View<'_>, function: &Function) -> Vec<Reason> {
         .find(|plan| plan.group == function.iommu_group && plan.functions.contains(&function.address));
     if let Some(Verdict::Refused { refusals }) = planned.map(|plan| &plan.verdict) {
         // A refusal to move a group in use says nothing against the device that is in use.
-        let bad = refusals.iter().filter(|refusal| refusal.code() != "InUse" || !on_vfio);
+        let told = |code: &str| match code {
+            "InUse" => !on_vfio,
+            // A write of vfiod's own that hangs says more of it below.
+            "Busy" => function.iommu_group.is_none_or(|group| !trouble.contains_key(&group)),
+            _ => true,
+        };
+        let bad = refusals.iter().filter(|refusal| told(refusal.code()));
         reasons.extend(bad.map(Reason::from));
     }
     let Some(group) = function.iommu_group else { return reasons };

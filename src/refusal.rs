@@ -51,6 +51,30 @@ pub enum Refusal {
         /// What holds it.
         claim: Claim,
     },
+    /// A member is no PCI function.
+    NotPci {
+        /// Its name in the group.
+        name: String,
+    },
+    /// A companion must go back to a driver that is not there.
+    HostDriverAbsent {
+        /// The companion.
+        address: Address,
+        /// Its driver before.
+        driver: String,
+    },
+    /// The kernel holds a member's lock and does not let go.
+    Busy {
+        /// The member.
+        address: Address,
+    },
+    /// An earlier write to the group has not come back from the kernel.
+    Wedged {
+        /// The process that makes it.
+        pid: u32,
+        /// The write, in words.
+        write: String,
+    },
     /// The vfio-pci driver is not there.
     VfioAbsent,
     /// The group is in use, or not known to be free.
@@ -76,6 +100,10 @@ impl Refusal {
             Self::ForeignMember { .. } => "ForeignMember",
             Self::VfsEnabled { .. } => "VfsEnabled",
             Self::BootFramebuffer { .. } => "BootFramebuffer",
+            Self::NotPci { .. } => "NotPci",
+            Self::HostDriverAbsent { .. } => "HostDriverAbsent",
+            Self::Busy { .. } => "Busy",
+            Self::Wedged { .. } => "Wedged",
             Self::VfioAbsent => "VfioAbsent",
             Self::InUse { .. } => "InUse",
             Self::NotYet { .. } => "NotYet",
@@ -128,6 +156,24 @@ impl fmt::Display for Refusal {
             Self::BootFramebuffer { address, claim } => {
                 write!(f, "{address}: {claim}, so a VM could not have it: {}", claim.cure())
             }
+            Self::NotPci { name } => write!(
+                f,
+                "member {name} is no PCI function: whether the host uses it is not known, so no VM may have the group"
+            ),
+            Self::HostDriverAbsent { address, driver } => write!(
+                f,
+                "{address} was on {driver}, which is not loaded: load it (modprobe {driver}), or the function could not go \
+                 back to where it was"
+            ),
+            Self::Busy { address } => write!(
+                f,
+                "{address} is being bound or unbound, and that hangs: a VM may have it open, or its driver waits (the \
+                 kernel log may say for what); the group is left alone until it ends"
+            ),
+            Self::Wedged { pid, write } => write!(
+                f,
+                "an earlier write has not come back from the kernel (process {pid}: {write}); the group is left alone"
+            ),
             Self::VfioAbsent => {
                 f.write_str("the kernel has no vfio-pci driver: load it (modprobe vfio-pci) and try again")
             }

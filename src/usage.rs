@@ -139,15 +139,13 @@ impl fmt::Display for User {
 }
 
 impl Usage {
-    /// The pods that have `address`, as far as the kubelet says.
+    /// The pods that have `address`, under whatever resource, as far as the kubelet says.
     pub fn pods_with(&self, address: Address) -> impl Iterator<Item = &PodDevice> {
         let devices = match &self.pods {
             Pods::Known(devices) => Some(devices),
             Pods::Unknown(_) => None,
         };
-        devices.into_iter().flatten().filter(move |device| {
-            device.resource.starts_with(RESOURCE_PREFIX) && device.id.parse() == Ok(address)
-        })
+        devices.into_iter().flatten().filter(move |device| device.id.parse() == Ok(address))
     }
 
     /// Whether a pod has `address`, or was promised it.

@@ -57,6 +57,56 @@ fn impatient(settings: &mut Settings) {
     settings.writer.deadline = Duration::from_millis(300);
 }
 
+/// A function is read like this while a write to it hangs in the kernel: `driver_override` waits for the device's lock.
+fn hold_lock(node: &Node, function: &str) -> PathBuf {
+    let file = node.sim.host().function_dir(address(function)).join("driver_override");
+    fs::remove_file(&file).unwrap();
+    unistd::mkfifo(&file, Mode::S_IRWXU).unwrap();
+    file
+}
+
+#[expect(clippy::disallowed_methods, reason = "a test's own file")]
+fn release_lock(file: &PathBuf, content: &str) {
+    // The reader that waits is let go by a writer's coming and going; the next one meets a plain file again.
+    let waiting = OpenOptions::new().read(true).write(true).open(file).unwrap();
+    fs::remove_file(file).unwrap();
+    fs::write(file, content).unwrap();
+    drop(waiting);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_function_that_does_not_answer_stops_nothing_but_its_group() {
+    let change = |settings: &mut Settings| settings.reader.deadline = Duration::from_millis(200);
+    let mut stage = Stage::bound(&three_groups(), change).await;
+    let writes = stage.node.writes();
+    let file = hold_lock(&stage.node, BAD);
+    stage.until("the group said to be busy", |status| group_codes(status, 60) == ["Busy"]).await;
+    stage.health(A10, BAD, false).await;
+    let (code, text) = stage.node.refused(&stage.kubelet, A10, &[BAD]).await;
+    assert!(code == Code::Unavailable && text.contains("[Busy]"), "{code}: {text}");
+    stage.kubelet.allocate(&pod("vm"), "compute", A10, Want::Ids(vec![GPU.into()])).await.unwrap();
+    // The other free group is moved although this one does not answer, and by hand as well.
+    stage.wish(Container);
+    stage
+        .until("the other free one given back", |status| {
+            let right = |group: u32| status.groups.iter().any(|g| g.group == Some(group) && g.right);
+            status.workload_type == Container && right(26)
+        })
+        .await;
+    assert!(!stage.node.writes_to(OTHER, writes).is_empty());
+    assert!(stage.node.writes_to(BAD, writes).is_empty());
+    let shown = stage.node.run(&["inspect", "-o", "json"]).json();
+    let busy = |f: &&serde_json::Value| f["address"] == BAD && f["busy"] == true;
+    assert!(shown["functions"].as_array().unwrap().iter().any(|f| busy(&f)), "{shown}");
+    stage.wish(VmPassthrough);
+    stage.healthy(A10, 2).await;
+
+    release_lock(&file, "vfio-pci\n");
+    stage.healthy(A10, 3).await;
+    assert!(stage.node.writes_to(BAD, writes).is_empty(), "it was right all the time");
+    stage.end().await;
+}
+
 fn to_vfio(function: &str) -> [Write; 3] {
     let address = address(function);
     [

@@ -356,7 +356,8 @@ impl OtherPlugin {
         tasks.spawn(plugins.run());
         tasks.spawn(async move {
             while let Some(call) = calls.recv().await {
-                call.reply.send(Ok(Grant::default())).unwrap();
+                let grants = call.containers.iter().map(|_| Grant::default()).collect();
+                call.reply.send(Ok(grants)).unwrap();
             }
         });
         Self { stop, tasks, _advertised: advertised }
@@ -379,7 +380,8 @@ async fn a_pod_of_another_program_blocks_what_it_may_have() {
         // An address, but none of this node.
         ("nvidia.com/gpu", "0000:99:00.0", every),
         ("nvidia.com/pgpu", GPU, &[25]),
-        ("example.com/nic", GPU, &[]),
+        ("example.com/nic", GPU, &[25]),
+        ("example.com/nic", "0000:99:00.0", &[]),
     ];
     for (resource, id, blocked) in cases {
         let node = Node::new(&three_groups());

@@ -19,7 +19,7 @@ use vfiod::{
 const REGIONS: [&str; 6] = ["BOOTFB", "efifb", "vesafb", "simplefb", "simpledrm", "efidrm"];
 
 fn look(node: &Node, usage: &Usage) -> (Plan, Vec<Offer>) {
-    let inventory = observe(node.sim.host()).unwrap();
+    let inventory = observe(node.sim.host(), vfio::pci::functions(node.sim.host()).unwrap()).unwrap();
     let desired = Desired {
         workload_type: WorkloadType::VmPassthrough,
         consumer: Consumer::Kubevirt,

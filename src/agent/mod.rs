@@ -30,12 +30,13 @@ use std::{
 
 use tokio::{
     sync::{mpsc, watch},
+    task::JoinSet,
     time::{Instant, sleep_until},
 };
 use tokio_util::sync::CancellationToken;
 use vfio::{
     host::Host,
-    writer::{LeftBehind, WriterCommand},
+    writer::{LeftBehind, Reader, WriterCommand},
 };
 
 use crate::{
@@ -63,6 +64,8 @@ pub struct Settings {
     pub store: Store,
     /// How kernel writes are made.
     pub writer: WriterCommand,
+    /// How functions are read.
+    pub reader: WriterCommand,
     /// What names the offers.
     pub naming: Naming,
     /// How long an answered Allocate counts without PodResources having shown it.
@@ -116,6 +119,10 @@ pub struct Agent {
     gate: BTreeSet<u32>,
     troubles: BTreeMap<u32, Trouble>,
     wedged: BTreeMap<u32, LeftBehind>,
+    /// What reads the functions, between looks.
+    reader: Option<Reader>,
+    /// The look under way.
+    looking: JoinSet<(Reader, Result<Inventory, String>)>,
     passes: u64,
     last_pass: String,
     failure: Option<Reason>,
@@ -161,6 +168,8 @@ impl Agent {
             gate: BTreeSet::new(),
             troubles: BTreeMap::new(),
             wedged: BTreeMap::new(),
+            reader: None,
+            looking: JoinSet::new(),
             passes: 0,
             last_pass: String::new(),
             failure: None,

@@ -87,7 +87,7 @@ async fn play() -> Result<(), Failure> {
     let simulation = Simulation::create(dir.path(), &Profile::hgx_h100())?;
     let places =
         Places::new(&NodeArgs { root: Some(dir.path().to_owned()), state_dir: None, kubelet_dir: None })?;
-    let _lock = WriterLock::take(&places.state_dir, "demo")?;
+    let _lock = WriterLock::take(&places.host, &places.state_dir, "demo")?;
     say("== 1. A node: eight H100 and four NVSwitches, all on the host's drivers")?;
     drivers(&simulation)?;
 

@@ -22,7 +22,7 @@ use vfio::{
 };
 use vfiod::{
     agent::{Service, Settings},
-    cli::KERNEL_WRITER,
+    cli::{KERNEL_READER, KERNEL_WRITER},
     desired::{Consumer, Desired, WorkloadType},
     device_plugin,
     journal::Store,
@@ -187,6 +187,11 @@ pub fn settings(node: &Node) -> Settings {
         writer: WriterCommand {
             program: vfiod(),
             arguments: vec![KERNEL_WRITER.to_owned()],
+            deadline: LIMIT,
+        },
+        reader: WriterCommand {
+            program: vfiod(),
+            arguments: vec![KERNEL_READER.to_owned()],
             deadline: LIMIT,
         },
         naming: Naming::default(),

@@ -16,7 +16,7 @@ pub use bar::Bar;
 pub use class::{Class, Role, role};
 pub use config::{Capability, ConfigSpace, Express, PortType};
 pub use details::{ConfigView, Details, details};
-pub use function::{Function, FunctionError, Functions, functions, read};
+pub use function::{Function, FunctionError, Functions, functions, functions_by, read, read_busy};
 pub use life::Life;
 pub use link::{Link, LinkSpeed};
 pub use reset::ResetMethods;

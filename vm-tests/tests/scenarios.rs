@@ -72,5 +72,6 @@ scenario_tests! {
     no_iommu
     right_node
     agent_killed
+    blocked_unbind
     full_walk
 }

@@ -36,6 +36,7 @@ pub const ALL: &[Scenario] = &[
     manual::NO_IOMMU,
     agent::RIGHT_NODE,
     agent::AGENT_KILLED,
+    agent::BLOCKED_UNBIND,
     agent::FULL_WALK,
 ];
 

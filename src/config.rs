@@ -34,6 +34,9 @@ use crate::{
     names::Prefer,
 };
 
+/// The largest file that is read.
+const LARGEST: u64 = 1 << 20;
+
 /// The bounds of every interval and deadline, in seconds.
 const SECONDS: RangeInclusive<u64> = 1..=3600;
 
@@ -184,9 +187,13 @@ impl Config {
     ///
     /// [`ConfigError`] when the file cannot be read (one that is not there too) or does not fit as a whole.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
-        let text =
-            fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
-        Self::parse(&text, path)
+        let failed = |source| ConfigError::Read { path: path.to_owned(), source };
+        // A pipe or a device in its place would never come to an end.
+        let meta = fs::metadata(path).map_err(failed)?;
+        if !meta.is_file() || meta.len() > LARGEST {
+            return Err(failed(io::Error::other("it is not a plain file of at most 1 MiB")));
+        }
+        Self::parse(&fs::read_to_string(path).map_err(failed)?, path)
     }
 
     /// Checks the text of a config file; `path` is for the errors.

@@ -6,9 +6,9 @@ use vfio::{
     driver::{Binding, Next, Target, Wanted, is_vfio, next},
     host::Host,
     modules::{Load, ModuleName, Modules, driver_directory},
-    pci::{self, Address, Function},
+    pci::{Address, Function},
     write::Write,
-    writer::{LeftBehind, WriteError, Writer, WriterCommand},
+    writer::{LeftBehind, LookError, WriteError, Writer, WriterCommand},
 };
 
 use crate::{
@@ -57,8 +57,8 @@ pub trait Recorder {
 
 /// The kernel, through the one seam.
 pub struct KernelPort<R> {
-    host: Host,
     group: u32,
+    host: Host,
     writer: Writer,
     recorder: R,
 }
@@ -67,16 +67,16 @@ impl<R: Recorder> KernelPort<R> {
     /// A port for one transaction on `group`.
     #[must_use]
     pub fn new(host: &Host, command: &WriterCommand, group: u32, recorder: R) -> Self {
-        Self { host: host.clone(), group, writer: Writer::new(command, host), recorder }
+        Self { group, host: host.clone(), writer: Writer::new(command, host), recorder }
     }
 }
 
 impl<R: Recorder> Port for KernelPort<R> {
     fn look(&mut self, address: Address) -> Result<Function, MoveError> {
-        match pci::read(&self.host, address) {
+        match self.writer.look(address) {
             Ok(Some(function)) => Ok(function),
             Ok(None) => Err(MoveError::Gone { address }),
-            Err(error) => Err(MoveError::Unreadable { address, source: error }),
+            Err(error) => Err(MoveError::Unreadable(error)),
         }
     }
 
@@ -117,13 +117,8 @@ pub enum MoveError {
         address: Address,
     },
     /// The function could not be read back.
-    #[error("{address} cannot be read back")]
-    Unreadable {
-        /// The function.
-        address: Address,
-        /// Why.
-        source: pci::FunctionError,
-    },
+    #[error("it cannot be read back: {0}")]
+    Unreadable(#[from] LookError),
     /// All writes succeeded, and the function is not where it should be.
     #[error(
         "{address} was probed and is {seen}, not {wanted}: the kernel log says why the driver did not take it"
@@ -145,7 +140,7 @@ impl MoveError {
         match self {
             Self::Write(error) => error.code(),
             Self::Gone { .. } => "FunctionGone",
-            Self::Unreadable { .. } => "Unreadable",
+            Self::Unreadable(_) => "Unreadable",
             Self::NotTaken { .. } => "NotTaken",
         }
     }
@@ -155,7 +150,7 @@ impl MoveError {
     pub fn retryable(&self) -> bool {
         match self {
             Self::Write(error) => error.retryable(),
-            Self::Gone { .. } | Self::Unreadable { .. } | Self::NotTaken { .. } => true,
+            Self::Gone { .. } | Self::Unreadable(_) | Self::NotTaken { .. } => true,
         }
     }
 }
@@ -214,8 +209,12 @@ pub fn load_modules(loads: &[Load], port: &mut impl Port) -> Option<Outcome> {
         match port.write(&load.write(), None) {
             Ok(()) => {}
             Err(WriteError::Kernel { .. } | WriteError::Refused { .. }) if !load.required => {}
-            Err(late @ WriteError::Late { .. }) => return Some(wedged(late)),
-            Err(error) => return Some(Outcome::RolledBack { error: error.into() }),
+            Err(error) => {
+                return Some(match left_behind(error.into()) {
+                    Ok((message, child)) => Outcome::Wedged { message, child },
+                    Err(error) => Outcome::RolledBack { error },
+                });
+            }
         }
     }
     None
@@ -226,9 +225,9 @@ pub fn carry_out(moves: &[Move], port: &mut impl Port) -> Outcome {
     for (index, step) in moves.iter().enumerate() {
         let Err(error) = go(step.address, &step.to, &Prior::from(&step.from), port) else { continue };
         let begun = moves.iter().take(index + 1).rev();
-        return match error {
-            MoveError::Write(late @ WriteError::Late { .. }) => wedged(late),
-            error => undo(error, begun, port),
+        return match left_behind(error) {
+            Ok((message, child)) => Outcome::Wedged { message, child },
+            Err(error) => undo(error, begun, port),
         };
     }
     Outcome::Done
@@ -237,9 +236,9 @@ pub fn carry_out(moves: &[Move], port: &mut impl Port) -> Outcome {
 fn undo<'a>(error: MoveError, begun: impl Iterator<Item = &'a Move>, port: &mut impl Port) -> Outcome {
     let mut failed = Vec::new();
     for step in begun {
-        match go(step.address, &step.inverse, &Prior::from(&step.from), port) {
-            Ok(()) => {}
-            Err(MoveError::Write(late @ WriteError::Late { .. })) => return wedged(late),
+        let Err(error) = go(step.address, &step.inverse, &Prior::from(&step.from), port) else { continue };
+        match left_behind(error) {
+            Ok((message, child)) => return Outcome::Wedged { message, child },
             Err(error) => failed.push(error),
         }
     }
@@ -250,11 +249,13 @@ fn undo<'a>(error: MoveError, begun: impl Iterator<Item = &'a Move>, port: &mut 
     }
 }
 
-fn wedged(error: WriteError) -> Outcome {
+/// The child that still waits for the kernel, where that is what the error is about.
+fn left_behind(error: MoveError) -> Result<(String, LeftBehind), MoveError> {
     let message = error.to_string();
     match error {
-        WriteError::Late { child, .. } => Outcome::Wedged { message, child },
-        other => Outcome::RolledBack { error: other.into() },
+        MoveError::Write(WriteError::Late { child, .. })
+        | MoveError::Unreadable(LookError::Late { child, .. }) => Ok((message, child)),
+        other => Err(other),
     }
 }
 

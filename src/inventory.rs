@@ -1,16 +1,21 @@
 //! A snapshot of all that the kernel says. Plain data, compared by value; only [`observe`] touches the world.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+};
 
 use serde::Serialize;
 use vfio::{
     driver::is_vfio,
+    drm,
+    framebuffer::{self, Claim, Framebuffers},
     holders::{self, Holder, Holders, Opaque},
     host::{Host, ReadError},
     iommu::{self, Blocker, Group},
     modules::{Modules, VfioDriver},
     nvidia::{self, Scope},
-    pci::{self, Address, Function, Role},
+    pci::{self, Address, Function, Functions, Role},
 };
 
 /// What a node looks like at one moment.
@@ -22,12 +27,18 @@ pub struct Inventory {
     pub unreadable: BTreeMap<Address, String>,
     /// All IOMMU groups; none at all where there is no IOMMU.
     pub groups: BTreeMap<u32, Group>,
-    /// Who has VFIO and NVIDIA nodes open.
+    /// Who has VFIO, NVIDIA and DRM nodes open.
     pub holders: Holders,
     /// The host driver's nodes, and what each stands for.
     pub nvidia_nodes: BTreeMap<String, Scope>,
+    /// The display and render nodes, and the function that each is of.
+    pub drm_nodes: BTreeMap<String, Address>,
+    /// The functions whose BARs a boot framebuffer holds.
+    pub framebuffers: Framebuffers,
     /// The vfio driver chosen for each function that vfiod moves, and what it takes to have it.
     pub vfio: BTreeMap<Address, VfioDriver>,
+    /// Every PCI driver that is there.
+    pub drivers: BTreeSet<String>,
     /// Whether the kernel has iommufd (`/dev/iommu`).
     pub iommufd: bool,
 }
@@ -47,19 +58,24 @@ pub struct Open {
 #[error("cannot observe the node: {0}")]
 pub struct ObserveError(#[from] ReadError);
 
-/// Observes the node below `host`.
+/// Observes the node below `host`, whose functions have been read already: some of their attributes may block, and
+/// [`vfio::writer::Reader`] reads them in a child process.
 ///
 /// # Errors
-/// When functions, groups or `/dev` cannot be listed at all. A single unreadable function or process is data.
-pub fn observe(host: &Host) -> Result<Inventory, ObserveError> {
-    let functions = pci::functions(host)?;
+/// When groups, drivers or `/dev` cannot be listed at all. A single unreadable function or process is data.
+pub fn observe(host: &Host, functions: Functions) -> Result<Inventory, ObserveError> {
     let groups = iommu::groups(host, &functions)?;
     let nvidia_nodes = nvidia::nodes(host)?;
+    let mut drm_nodes = BTreeMap::new();
+    for address in functions.known.keys() {
+        drm_nodes.extend(drm::nodes(host, *address)?.into_iter().map(|node| (node, *address)));
+    }
     let nodes: BTreeSet<String> = groups
         .values()
         .filter_map(|group| group.node.clone())
         .chain(functions.known.values().filter_map(cdev_node))
         .chain(nvidia_nodes.keys().cloned())
+        .chain(drm_nodes.keys().cloned())
         .collect();
     let holders = match holders::scan(host, nodes) {
         Ok(holders) => holders,
@@ -68,6 +84,10 @@ pub fn observe(host: &Host) -> Result<Inventory, ObserveError> {
             opaque: BTreeSet::from([Opaque { pid: 0, reason: error.to_string() }]),
             ..Holders::default()
         },
+    };
+    let drivers = match host.list(&host.sys("bus/pci/drivers")) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
+        other => other.unwrap_or_default(),
     };
     let modules = Modules::of(host);
     let moved = |function: &&Function| is_moved(pci::role(function, functions.known.values()));
@@ -80,6 +100,9 @@ pub fn observe(host: &Host) -> Result<Inventory, ObserveError> {
         groups,
         holders,
         nvidia_nodes,
+        drm_nodes,
+        framebuffers: framebuffer::framebuffers(host),
+        drivers: drivers.into_iter().collect(),
         iommufd: host.dev("iommu").exists(),
     })
 }
@@ -99,6 +122,15 @@ impl Inventory {
     pub fn members(&self, group: u32) -> impl Iterator<Item = &Function> {
         let members = self.groups.get(&group).into_iter().flat_map(|group| &group.members);
         members.filter_map(|address| self.functions.get(address))
+    }
+
+    /// The group of a function, though it cannot be read itself.
+    #[must_use]
+    pub fn group_of(&self, address: Address) -> Option<u32> {
+        if let Some(function) = self.functions.get(&address) {
+            return function.iommu_group;
+        }
+        self.groups.values().find(|group| group.members.contains(&address)).map(|group| group.id)
     }
 
     /// What a function is to this node.
@@ -132,10 +164,21 @@ impl Inventory {
         iommu::blockers(self.members(group), |_| false)
     }
 
-    /// Members of a group that could not be read: of them nothing is known.
+    /// Members of a group that could not be read, or that the kernel lists in the group alone: of them nothing is known.
     pub fn unreadable_members(&self, group: u32) -> impl Iterator<Item = (Address, &str)> {
         let members = self.groups.get(&group).into_iter().flat_map(|group| &group.members);
-        members.filter_map(|address| Some((*address, self.unreadable.get(address)?.as_str())))
+        members.filter(|address| !self.functions.contains_key(address)).map(|address| {
+            let why = self
+                .unreadable
+                .get(address)
+                .map_or("it is in the group and not among the node's functions", |s| s);
+            (*address, why)
+        })
+    }
+
+    /// The groups of which some member is not known.
+    pub fn groups_with_unreadable(&self) -> impl Iterator<Item = u32> {
+        self.groups.keys().copied().filter(|group| self.unreadable_members(*group).next().is_some())
     }
 
     /// The VFIO character device of a function on the host, where the kernel has such nodes.
@@ -144,12 +187,35 @@ impl Inventory {
         self.iommufd.then(|| cdev_node(function)).flatten()
     }
 
-    /// Which processes have the group, or the host driver's nodes of one of its functions, open.
+    /// The functions of a group, of those that vfiod moves, whose BARs a boot framebuffer holds: a VM could not have them.
+    pub fn framebuffers(&self, group: u32) -> impl Iterator<Item = (Address, &Claim)> {
+        self.movable(group).filter_map(|function| {
+            Some((function.address, self.framebuffers.by_function.get(&function.address)?))
+        })
+    }
+
+    /// Which processes have the group, or the host's nodes of one of its functions, open.
     #[must_use]
     pub fn open(&self, group: u32) -> BTreeSet<Open> {
-        let mut nodes: BTreeSet<String> = BTreeSet::from([iommu::group_node(group)]);
+        self.open_nodes([iommu::group_node(group)], self.members(group))
+    }
+
+    /// Which processes have one function open: its group, where it is in one, or the host's nodes of the function.
+    #[must_use]
+    pub fn open_function(&self, function: &Function) -> BTreeSet<Open> {
+        self.open_nodes(function.iommu_group.map(iommu::group_node), [function])
+    }
+
+    fn open_nodes<'a>(
+        &self,
+        groups: impl IntoIterator<Item = String>,
+        functions: impl IntoIterator<Item = &'a Function>,
+    ) -> BTreeSet<Open> {
+        let mut nodes: BTreeSet<String> = groups.into_iter().collect();
         let mut on_nvidia = BTreeSet::new();
-        for function in self.members(group) {
+        let mut addresses = BTreeSet::new();
+        for function in functions {
+            addresses.insert(function.address);
             nodes.extend(cdev_node(function));
             if function
                 .driver
@@ -166,6 +232,8 @@ impl Inventory {
             };
             concerns.then(|| node.clone())
         }));
+        let drm = self.drm_nodes.iter().filter(|(_, address)| addresses.contains(address));
+        nodes.extend(drm.map(|(node, _)| node.clone()));
         let open = |node: String| {
             self.holders
                 .of(&node)

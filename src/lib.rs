@@ -22,6 +22,7 @@ pub mod names;
 pub mod offers;
 pub mod plan;
 pub mod reason;
+pub mod refusal;
 pub mod standin;
 pub mod status;
 pub mod usage;

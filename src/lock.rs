@@ -5,25 +5,37 @@ use std::{
     io::{self, Read, Seek, Write},
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
+    thread::sleep,
+    time::{Duration, Instant},
 };
 
 use nix::{
     errno::Errno,
     fcntl::{Flock, FlockArg},
 };
+use vfio::host::Host;
 
-/// The lock of a state directory, held until it is dropped (or its process ends, however it ends).
+use crate::journal::WriterId;
+
+/// The lock of all writers of a node, held until it is dropped (or its process ends, however it ends).
+///
+/// It is two: on a file of the state directory, which says who has it, and on the kernel's own `/sys/bus/pci/devices`,
+/// so that another state directory, or a removed lock file, is no way round it.
 #[derive(Debug)]
 pub struct WriterLock {
+    _kernel: Flock<File>,
     _file: Flock<File>,
 }
+
+/// How long the lock of a process that has ended may linger: in its child between fork and exec.
+const LINGERING: Duration = Duration::from_secs(2);
 
 /// The lock could not be had.
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
     /// Another process has it.
     #[error(
-        "another vfiod works on this node (process {owner}); only one may write at a time, and there is no way round it"
+        "another vfiod works on this node ({owner}); only one may write at a time, and there is no way round it"
     )]
     Held {
         /// Who, as it said itself.
@@ -40,12 +52,13 @@ pub enum LockError {
 }
 
 impl WriterLock {
-    /// Takes the lock of `state_dir`, which is created where it is missing. `role` is told to whoever comes second.
+    /// Takes the lock of the node `host`, whose state is kept in `state_dir` (created where it is missing). `role` is told
+    /// to whoever comes second.
     ///
     /// # Errors
-    /// At once when another process has it.
+    /// At once when another living process has it.
     #[expect(clippy::disallowed_methods, reason = "a lock file is opened for writing and never replaced")]
-    pub fn take(state_dir: &Path, role: &str) -> Result<Self, LockError> {
+    pub fn take(host: &Host, state_dir: &Path, role: &str) -> Result<Self, LockError> {
         let path = state_dir.join("lock");
         let failed = |source: io::Error| LockError::File { path: path.clone(), source };
         fs::create_dir_all(state_dir).map_err(failed)?;
@@ -57,36 +70,69 @@ impl WriterLock {
             .mode(0o600)
             .open(&path)
             .map_err(failed)?;
-        let mut file = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-            Ok(file) => file,
-            Err((mut file, Errno::EWOULDBLOCK)) => {
-                let mut owner = String::new();
-                // Who it is helps, and is not needed: the lock is what counts.
-                let _ = file.read_to_string(&mut owner);
-                return Err(LockError::Held { owner: owner.trim().to_owned() });
-            }
-            Err((_, errno)) => return Err(failed(errno.into())),
-        };
+        let mut file = lock(file, &path)?;
+        let devices = host.sys("bus/pci/devices");
+        let opened = File::open(&devices);
+        let opened = opened.map_err(|source| LockError::File { path: devices.clone(), source })?;
+        let kernel = lock(opened, &devices)?;
         let name = format!("{} {role}\n", std::process::id());
         file.set_len(0)
             .and_then(|()| file.rewind())
             .and_then(|()| file.write_all(name.as_bytes()))
             .map_err(failed)?;
-        Ok(Self { _file: file })
+        Ok(Self { _kernel: kernel, _file: file })
     }
+}
+
+fn lock(mut file: File, path: &Path) -> Result<Flock<File>, LockError> {
+    let until = Instant::now() + LINGERING;
+    loop {
+        file = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(file) => return Ok(file),
+            Err((mut file, Errno::EWOULDBLOCK)) => {
+                let owner = owner(&mut file);
+                if owner.as_ref().is_none_or(|(_, alive)| *alive) || Instant::now() > until {
+                    let owner =
+                        owner.map_or_else(|| "with another state directory".to_owned(), |(name, _)| name);
+                    return Err(LockError::Held { owner });
+                }
+                sleep(LINGERING / 100);
+                file
+            }
+            Err((_, errno)) => return Err(LockError::File { path: path.to_owned(), source: errno.into() }),
+        };
+    }
+}
+
+/// Who has the lock, as it said itself, and whether that process lives.
+fn owner(file: &mut File) -> Option<(String, bool)> {
+    let mut text = String::new();
+    file.rewind().and_then(|()| file.read_to_string(&mut text)).ok()?;
+    let name = text.trim().to_owned();
+    let pid: u32 = name.split(' ').next()?.parse().ok()?;
+    let alive = WriterId::of(pid).alive();
+    Some((name, alive))
 }
 
 #[cfg(test)]
 mod tests {
+    use vfio::sim::{Profile, Simulation};
+
     use super::*;
 
     #[test]
     fn the_second_writer_is_told_who_the_first_is() {
         let dir = tempfile::tempdir().unwrap();
-        let first = WriterLock::take(dir.path(), "agent").unwrap();
-        let error = WriterLock::take(dir.path(), "bind").unwrap_err().to_string();
+        let sim = Simulation::create(dir.path().join("node"), &Profile::without_iommu()).unwrap();
+        let take = |state: &str, role: &str| WriterLock::take(sim.host(), &dir.path().join(state), role);
+        let first = take("state", "agent").unwrap();
+        let error = take("state", "bind").unwrap_err().to_string();
         assert!(error.contains(&format!("{} agent", std::process::id())), "{error}");
+        let error = take("another", "bind").unwrap_err().to_string();
+        assert!(error.contains("another state directory"), "{error}");
+        fs::remove_file(dir.path().join("state/lock")).unwrap();
+        take("state", "bind").unwrap_err();
         drop(first);
-        WriterLock::take(dir.path(), "bind").unwrap();
+        take("state", "bind").unwrap();
     }
 }

@@ -16,6 +16,7 @@ use crate::{
     names::{Aliases, NameError, Names, OfferedRole, ResourceName, env_name},
     plan::{Plan, Verdict},
     reason::Reason,
+    refusal::Refusal,
     usage::{Pods, Usage, User},
 };
 
@@ -101,7 +102,9 @@ pub fn offers(view: View<'_>) -> Vec<Offer> {
         }
         let mut reasons = faults(view, function);
         if !given_out {
-            reasons.extend(busy(view, function));
+            // The plan may have refused the group for the same cause.
+            let busy = busy(view, function).into_iter().filter(|reason| !reasons.contains(reason));
+            reasons.extend(busy.collect::<Vec<_>>());
         }
         let (resource, registrable) = match (usage.holds.get(&function.address), named) {
             // What a pod has stays listed under the name that it was given by, whatever it would be called now.
@@ -123,8 +126,33 @@ pub fn offers(view: View<'_>) -> Vec<Offer> {
             given_out,
         });
     }
+    offers.extend(lost(view));
     offers.sort_by(|a, b| (&a.resource, a.id).cmp(&(&b.resource, b.id)));
     offers
+}
+
+/// What a pod has, or was promised, and what is not to be read any more, or is no GPU by what was read: it stays listed
+/// until they are gone, since a kubelet that starts again would turn the pod away over a device that is not listed.
+fn lost<'a>(view: View<'a>) -> impl Iterator<Item = Offer> + 'a {
+    let View { inventory, usage, .. } = view;
+    let offerable: BTreeSet<Address> = inventory.offerable().map(|(function, _)| function.address).collect();
+    let held = usage.holds.iter().filter(move |(address, _)| !offerable.contains(address));
+    held.map(move |(address, hold)| {
+        let reason = match inventory.unreadable.get(address) {
+            Some(reason) => Reason::new("Unreadable", reason.clone()),
+            None => Reason::new("FunctionGone", format!("{address} is no GPU of this node any more")),
+        };
+        Offer {
+            resource: hold.resource.clone(),
+            id: *address,
+            healthy: false,
+            numa_node: -1,
+            iommu_group: inventory.group_of(*address),
+            reasons: vec![reason],
+            registrable: true,
+            given_out: true,
+        }
+    })
 }
 
 /// What is really wrong with a device, whoever has it.
@@ -132,9 +160,20 @@ fn faults(view: View<'_>, function: &Function) -> Vec<Reason> {
     let View { inventory, desired, plan, trouble, .. } = view;
     let mut reasons = Vec::new();
     let on_vfio = function.driver.as_deref().is_some_and(is_vfio);
-    if let Some(Verdict::Refused { refusals }) = plan.of(function.iommu_group).map(|plan| &plan.verdict) {
+    // By the function as well: all functions without a group share "no group", and each has a plan of its own.
+    let planned = plan
+        .groups
+        .iter()
+        .find(|plan| plan.group == function.iommu_group && plan.functions.contains(&function.address));
+    if let Some(Verdict::Refused { refusals }) = planned.map(|plan| &plan.verdict) {
         // A refusal to move a group in use says nothing against the device that is in use.
-        let bad = refusals.iter().filter(|refusal| refusal.code() != "InUse" || !on_vfio);
+        let told = |code: &str| match code {
+            "InUse" => !on_vfio,
+            // A write of vfiod's own that hangs says more of it below.
+            "Busy" => function.iommu_group.is_none_or(|group| !trouble.contains_key(&group)),
+            _ => true,
+        };
+        let bad = refusals.iter().filter(|refusal| told(refusal.code()));
         reasons.extend(bad.map(Reason::from));
     }
     let Some(group) = function.iommu_group else { return reasons };
@@ -162,7 +201,9 @@ fn faults(view: View<'_>, function: &Function) -> Vec<Reason> {
 fn busy(view: View<'_>, function: &Function) -> Vec<Reason> {
     let View { inventory, plan, usage, .. } = view;
     let Some(group) = function.iommu_group else { return Vec::new() };
-    let mut reasons = Vec::new();
+    // Also where it was bound before vfiod looked: the bind succeeds, and the next VM meets the held BAR.
+    let mut reasons: Vec<_> =
+        inventory.framebuffers(group).map(|claim| Reason::from(&Refusal::from(claim))).collect();
     if matches!(plan.of(Some(group)).map(|plan| &plan.verdict), Some(Verdict::Move { .. })) {
         reasons.push(Reason::new("Switching", format!("group {group} is not yet as desired")));
     }

@@ -1,10 +1,7 @@
 //! From inventory and desired to an ordered plan, a group at a time. Pure: it touches nothing.
 
-mod refusal;
-
 use std::collections::{BTreeMap, BTreeSet};
 
-pub use refusal::Refusal;
 use serde::{Deserialize, Serialize};
 use vfio::{
     driver::{Binding, DmaOwner, Target, Wanted, dma_owner, is_vfio},
@@ -17,6 +14,8 @@ use crate::{
     inventory::Inventory,
     usage::Usage,
 };
+
+pub use crate::refusal::Refusal;
 
 /// What a function was before vfiod touched it first.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -147,7 +146,9 @@ pub fn plan(
     priors: &BTreeMap<Address, Prior>,
 ) -> Plan {
     let mut groups = Vec::new();
-    let passthrough = inventory.passthrough_groups();
+    // A member that is not known may be a GPU: its group is not passed over in silence.
+    let passthrough: BTreeSet<u32> =
+        inventory.passthrough_groups().into_iter().chain(inventory.groups_with_unreadable()).collect();
     for group in inventory.groups.keys() {
         let planned = match desired.workload_type {
             WorkloadType::Container => to_host(inventory, desired, usage, priors, *group),
@@ -210,6 +211,18 @@ fn a_move(function: &Function, to: Target) -> Move {
     Move { address: function.address, inverse: Target::restore(&from), from, to }
 }
 
+fn unreadable(inventory: &Inventory, group: u32) -> impl Iterator<Item = Refusal> {
+    let members = inventory.unreadable_members(group);
+    members.map(|(address, reason)| Refusal::Unreadable { address, reason: reason.to_owned() })
+}
+
+fn busy(functions: &[&Function]) -> impl Iterator<Item = Refusal> {
+    functions
+        .iter()
+        .filter(|function| function.busy)
+        .map(|function| Refusal::Busy { address: function.address })
+}
+
 /// Every GPU, NVSwitch and companion of the group to vfio, or none.
 fn to_vfio(inventory: &Inventory, usage: &Usage, group: u32) -> GroupPlan {
     let movable: Vec<_> = inventory.movable(group).collect();
@@ -222,12 +235,12 @@ fn to_vfio(inventory: &Inventory, usage: &Usage, group: u32) -> GroupPlan {
         .filter_map(|function| Some(a_move(function, Target::vfio(needed.add(inventory, function)?))))
         .collect();
 
-    let mut refusals: Vec<Refusal> = inventory
-        .unreadable_members(group)
-        .map(|(address, reason)| Refusal::Unreadable { address, reason: reason.to_owned() })
-        .collect();
-    if inventory.groups.get(&group).is_some_and(|group| group.noiommu) {
-        refusals.push(Refusal::NoIommuGroup);
+    let mut refusals: Vec<Refusal> = unreadable(inventory, group).chain(busy(&movable)).collect();
+    if let Some(group) = inventory.groups.get(&group) {
+        refusals.extend(group.strangers.iter().map(|name| Refusal::NotPci { name: name.clone() }));
+        if group.noiommu {
+            refusals.push(Refusal::NoIommuGroup);
+        }
     }
     for function in inventory.members(group) {
         let moved = movable.iter().any(|movable| movable.address == function.address);
@@ -245,6 +258,9 @@ fn to_vfio(inventory: &Inventory, usage: &Usage, group: u32) -> GroupPlan {
         if moved && function.num_vfs > 0 {
             refusals.push(Refusal::VfsEnabled { address: function.address, count: function.num_vfs });
         }
+    }
+    if !moves.is_empty() || !needed.absent.is_empty() {
+        refusals.extend(inventory.framebuffers(group).map(Refusal::from));
     }
     refusals.extend(needed.absent);
     let verdict = if !refusals.is_empty() {
@@ -297,6 +313,7 @@ fn to_host(
 ) -> Option<GroupPlan> {
     let mut found = group_plan(group, BTreeSet::new(), Verdict::Right);
     let mut moves = Vec::new();
+    let mut waiting: Vec<&Function> = Vec::new();
     for function in inventory.members(group) {
         let ours = matches!(inventory.role(function), Role::Gpu | Role::NvSwitch | Role::Companion);
         let journalled = priors.get(&function.address);
@@ -304,6 +321,10 @@ fn to_host(
             continue;
         }
         found.functions.insert(function.address);
+        if function.busy {
+            waiting.push(function);
+            continue;
+        }
         let on_vfio = function.driver.as_deref().is_some_and(is_vfio);
         let meant_for_vfio = function.driver_override.as_deref().is_some_and(is_vfio);
         if !on_vfio && !meant_for_vfio && journalled.is_none() {
@@ -323,10 +344,33 @@ fn to_host(
             moves.push(a_move(function, target));
         }
     }
-    if !moves.is_empty() {
+    let mut refusals: Vec<Refusal> = busy(&waiting).collect();
+    let journalled = |address: &Address| priors.contains_key(address);
+    if !moves.is_empty() || inventory.unreadable_members(group).any(|(address, _)| journalled(&address)) {
+        // A member that cannot be read may be the GPU whose companions would be taken away, or has yet to come back itself.
+        refusals.extend(unreadable(inventory, group));
+        found
+            .functions
+            .extend(inventory.unreadable_members(group).map(|(address, _)| address).filter(journalled));
+    }
+    refusals.extend(absent_drivers(inventory, &moves));
+    if !refusals.is_empty() {
+        found.verdict = Verdict::Refused { refusals };
+    } else if !moves.is_empty() {
         found.verdict = unless_in_use(inventory, usage, group, Vec::new(), moves);
     }
     (!found.functions.is_empty()).then_some(found)
+}
+
+/// Moves that cannot succeed, since the driver that they are to end with is not there: tried all the same, they would
+/// take the whole group out of vfio and back each time.
+fn absent_drivers(inventory: &Inventory, moves: &[Move]) -> impl Iterator<Item = Refusal> {
+    moves.iter().filter_map(|step| match &step.to.driver {
+        Wanted::Named(driver) if !inventory.drivers.contains(driver) => {
+            Some(Refusal::HostDriverAbsent { address: step.address, driver: driver.clone() })
+        }
+        _ => None,
+    })
 }
 
 /// Where a function goes when the host shall have it again. Its override is cleared in every case.

@@ -4,7 +4,7 @@ use std::{error::Error, fmt};
 
 use serde::Serialize;
 
-use crate::plan::Refusal;
+use crate::refusal::Refusal;
 
 /// One reason.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]

@@ -6,7 +6,7 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use vfio::pci::Address;
+use vfio::{holders::Owner, pci::Address};
 
 use crate::{
     inventory::{Inventory, Open},
@@ -116,7 +116,15 @@ impl fmt::Display for User {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Process(Open { holder, node }) => {
-                write!(f, "process {} ({}) has {node} open", holder.pid, holder.command)
+                write!(f, "process {} ({})", holder.pid, holder.command)?;
+                if let Owner::Pod { uid, container } = &holder.owner {
+                    write!(f, " of pod UID {uid}")?;
+                    if let Some(container) = container {
+                        write!(f, " (container {container})")?;
+                    }
+                }
+                write!(f, " has {node} open")?;
+                holder.cure.iter().try_for_each(|cure| write!(f, "; {cure}"))
             }
             Self::Pod(device) => {
                 let PodDevice { namespace, pod, container, resource, id } = device;
@@ -131,15 +139,13 @@ impl fmt::Display for User {
 }
 
 impl Usage {
-    /// The pods that have `address`, as far as the kubelet says.
+    /// The pods that have `address`, under whatever resource, as far as the kubelet says.
     pub fn pods_with(&self, address: Address) -> impl Iterator<Item = &PodDevice> {
         let devices = match &self.pods {
             Pods::Known(devices) => Some(devices),
             Pods::Unknown(_) => None,
         };
-        devices.into_iter().flatten().filter(move |device| {
-            device.resource.starts_with(RESOURCE_PREFIX) && device.id.parse() == Ok(address)
-        })
+        devices.into_iter().flatten().filter(move |device| device.id.parse() == Ok(address))
     }
 
     /// Whether a pod has `address`, or was promised it.
@@ -194,8 +200,11 @@ impl Usage {
                 continue;
             }
             let waited = hold.shown || now.saturating_sub(hold.answered_at) >= grace;
-            let group = inventory.functions.get(address).and_then(|function| function.iommu_group);
-            let open = group.is_some_and(|group| !inventory.open(group).is_empty());
+            let open = match inventory.group_of(*address) {
+                Some(group) => !inventory.open(group).is_empty(),
+                // Of what cannot be read, and is in no group known, nothing is known.
+                None => inventory.unreadable.contains_key(address),
+            };
             if waited && !open && inventory.holders.opaque.is_empty() {
                 over.push(*address);
             }

@@ -104,20 +104,21 @@ impl Node {
         let mut calls = self.calls.take().unwrap();
         self.tasks.spawn(async move {
             while let Some(call) = calls.recv().await {
-                let answer = if call.ids.iter().any(|id| id == OTHER) {
-                    Err(Refusal { code: "in_use", message: "a VM has it".into(), kind: RefusalKind::InUse })
-                } else if call.ids.iter().any(|id| id.starts_with("ffff")) {
-                    Err(Refusal {
-                        code: "unknown",
-                        message: "no such".into(),
-                        kind: RefusalKind::UnknownDevice,
-                    })
-                } else {
+                let one = |ids: &Vec<String>| {
+                    if ids.iter().any(|id| id == OTHER) {
+                        let message = "a VM has it".into();
+                        return Err(Refusal { code: "in_use", message, kind: RefusalKind::InUse });
+                    }
+                    if ids.iter().any(|id| id.starts_with("ffff")) {
+                        let message = "no such".into();
+                        return Err(Refusal { code: "unknown", message, kind: RefusalKind::UnknownDevice });
+                    }
                     Ok(Grant {
-                        env: BTreeMap::from([(format!("PCI_{}", call.ids.join("_")), call.ids.join(","))]),
+                        env: BTreeMap::from([(format!("PCI_{}", ids.join("_")), ids.join(","))]),
                         nodes: vec![DeviceNode { path: "/dev/vfio/12".into(), permissions: "mrw".into() }],
                     })
                 };
+                let answer = call.containers.iter().map(one).collect();
                 call.reply.send(answer).ok();
             }
         });
@@ -302,7 +303,7 @@ async fn an_agent_that_does_not_answer_is_unavailable() {
     assert_eq!(ask(&node, &[&["a"]]).await.unwrap_err().code(), Code::Unavailable);
     let mut late = timeout(LIMIT, calls.recv()).await.unwrap().unwrap();
     timeout(LIMIT, late.reply.closed()).await.unwrap();
-    assert!(late.reply.send(Ok(Grant::default())).is_err());
+    assert!(late.reply.send(Ok(vec![Grant::default()])).is_err());
 
     // The reply dropped, then nobody there at all.
     let (answer, ()) = tokio::join!(ask(&node, &[&["a"]]), async {

@@ -21,7 +21,7 @@ use vfio::{
 use vfiod::{
     desired::{Consumer, Desired, WorkloadType},
     execute::{MoveError, Outcome, Port, carry_out, load_modules},
-    inventory::observe,
+    inventory::{Inventory, observe},
     plan::{Plan, Prior, Refusal, Verdict, plan},
     usage::{PodDevice, Pods, Usage},
 };
@@ -30,6 +30,13 @@ use vfiod::{
 struct InProcess {
     host: Host,
     priors: BTreeMap<Address, Prior>,
+}
+
+impl InProcess {
+    fn circumstances(&self, write: &Write) -> Circumstances {
+        let function = write.function().and_then(|address| pci::read(&self.host, address).unwrap());
+        Circumstances::look(&self.host, write, function)
+    }
 }
 
 impl Port for InProcess {
@@ -55,7 +62,7 @@ impl Port for InProcess {
             write: write.clone(),
             path: write.path(&self.host),
             errno,
-            cause: Cause::of(&Circumstances::look(&self.host, write), write, errno),
+            cause: Cause::of(&self.circumstances(write), write, errno),
         })
     }
 }
@@ -64,8 +71,12 @@ fn desired(workload_type: WorkloadType) -> Desired {
     Desired { workload_type, consumer: Consumer::Kubevirt, adopt_boot_bound: false }
 }
 
+fn look(node: &Node) -> Inventory {
+    observe(node.sim.host(), pci::functions(node.sim.host()).unwrap()).unwrap()
+}
+
 fn planned(node: &Node, workload_type: WorkloadType, priors: &BTreeMap<Address, Prior>) -> Plan {
-    plan(&observe(node.sim.host()).unwrap(), &desired(workload_type), &Usage::default(), priors)
+    plan(&look(node), &desired(workload_type), &Usage::default(), priors)
 }
 
 /// Carries out every group of the plan, one after the other.
@@ -150,7 +161,7 @@ fn a_probe_that_nothing_answers_is_not_taken_for_success() {
     let node = Node::new(&profile);
     let before = node.bindings();
     // The inventory says that the driver is there (it went away since): the probe finds nothing, and answers success.
-    let mut inventory = observe(node.sim.host()).unwrap();
+    let mut inventory = look(&node);
     for chosen in inventory.vfio.values_mut() {
         chosen.availability = Availability::BuiltIn;
     }
@@ -173,7 +184,7 @@ fn a_driver_is_called_as_its_directory_is() {
     for file in ["bind", "unbind"] {
         std::fs::write(spelt.join(file), "").unwrap();
     }
-    let mut inventory = observe(node.sim.host()).unwrap();
+    let mut inventory = look(&node);
     for chosen in inventory.vfio.values_mut() {
         chosen.driver = "odd_board_vfio_pci".to_owned();
     }
@@ -232,13 +243,27 @@ fn an_unreadable_member_hides_no_other_and_refuses_its_group() {
     let node = Node::new(&four_groups());
     let class = node.sim.host().function_dir(address("0000:52:00.1")).join("class");
     std::fs::remove_file(class).unwrap();
-    let inventory = observe(node.sim.host()).unwrap();
+    let inventory = look(&node);
     assert_eq!(inventory.functions.len(), 6);
     let plan = planned(&node, WorkloadType::VmPassthrough, &BTreeMap::new());
     let [Refusal::Unreadable { address: found, reason }] = refusals(&plan, 35) else { panic!("{plan:?}") };
     assert_eq!(*found, address("0000:52:00.1"));
     assert!(reason.contains("class"), "{reason}");
     assert_eq!(plan.moves().count(), 3);
+}
+
+/// A GPU that cannot be read is not passed over in silence, and neither is a member that is in its group alone.
+#[test]
+fn what_is_not_known_of_a_group_is_said() {
+    let node = Node::new(&four_groups());
+    std::fs::remove_file(node.sim.host().function_dir(address("0000:17:00.0")).join("class")).unwrap();
+    std::fs::remove_file(node.sim.host().sys("bus/pci/devices/0000:52:00.1")).unwrap();
+    std::fs::create_dir(node.sim.host().sys("kernel/iommu_groups/60/devices/arm-smmu.1")).unwrap();
+    let plan = planned(&node, WorkloadType::VmPassthrough, &BTreeMap::new());
+    assert!(matches!(refusals(&plan, 25), [Refusal::Unreadable { .. }]), "{plan:?}");
+    assert!(matches!(refusals(&plan, 35), [Refusal::Unreadable { .. }]), "{plan:?}");
+    assert!(matches!(refusals(&plan, 60), [Refusal::NotPci { name }] if name == "arm-smmu.1"), "{plan:?}");
+    assert_eq!(plan.moves().count(), 1);
 }
 
 /// The way back, case by case of the design's never-event 5.
@@ -288,7 +313,7 @@ fn boot_bound_functions_are_adopted_when_asked() {
     let gpu = address("0000:52:00.0");
     node.sim.put(gpu, Some("vfio-pci"), None).unwrap();
     let adopting = Desired { adopt_boot_bound: true, ..desired(WorkloadType::Container) };
-    let plan = plan(&observe(node.sim.host()).unwrap(), &adopting, &Usage::default(), &BTreeMap::new());
+    let plan = plan(&look(&node), &adopting, &Usage::default(), &BTreeMap::new());
     carry_out_all(&node, &plan, &mut BTreeMap::new());
     assert_eq!(node.driver(gpu).as_deref(), Some("nvidia"));
 }
@@ -303,7 +328,22 @@ fn a_companion_that_does_not_come_back_is_an_error_and_a_driverless_gpu_is_not()
     for gone in ["snd_hda_intel", "nvidia"] {
         std::fs::remove_dir_all(node.sim.host().sys("bus/pci/drivers").join(gone)).unwrap();
     }
-    let plan = planned(&node, WorkloadType::Container, &priors);
+    let writes = node.writes();
+    let refused = planned(&node, WorkloadType::Container, &priors);
+    let [Refusal::HostDriverAbsent { address: found, driver }] = refusals(&refused, 35) else {
+        panic!("{refused:?}")
+    };
+    assert_eq!((*found, driver.as_str()), (address("0000:52:00.1"), "snd_hda_intel"));
+    assert_eq!(
+        (refused.moves().count(), node.writes()),
+        (0, writes),
+        "tried, it would go back and forth for ever"
+    );
+
+    // The driver goes away only after the look: then it is tried, and the group is put back.
+    let mut inventory = look(&node);
+    inventory.drivers.insert("snd_hda_intel".to_owned());
+    let plan = plan(&inventory, &desired(WorkloadType::Container), &Usage::default(), &priors);
     let outcomes = carry_out_all(&node, &plan, &mut priors);
     let [Outcome::RolledBack { error }] = &outcomes[..] else { panic!("{outcomes:?}") };
     assert!(error.to_string().starts_with("0000:52:00.1 was probed"), "{error}");
@@ -351,7 +391,7 @@ fn any_node() -> impl Strategy<Value = (Profile, State)> {
 
 /// What must hold of every plan, whatever the node.
 fn check(node: &Node, workload_type: WorkloadType) -> Result<(), TestCaseError> {
-    let inventory = observe(node.sim.host()).unwrap();
+    let inventory = look(node);
     let mut priors = BTreeMap::new();
     let plan = planned(node, workload_type, &priors);
     let before = node.bindings();
@@ -374,7 +414,7 @@ fn check(node: &Node, workload_type: WorkloadType) -> Result<(), TestCaseError> 
         prop_assert!(moved.contains(&address) || now == before[&address], "{address} was not in the plan");
     }
     if workload_type == WorkloadType::VmPassthrough {
-        for group in observe(node.sim.host()).unwrap().passthrough_groups() {
+        for group in look(node).passthrough_groups() {
             let all: Vec<_> = inventory.movable(group).map(|f| node.driver(f.address)).collect();
             let bound = all.iter().filter(|driver| driver.as_deref().is_some_and(is_vfio)).count();
             let refused = matches!(plan.of(Some(group)).unwrap().verdict, Verdict::Refused { .. });
@@ -413,7 +453,7 @@ proptest! {
     fn nothing_in_use_is_ever_moved((profile, state) in any_node(), to_vfio: bool, how in 0_u8..4) {
         let node = Node::new(&profile);
         put_all(&node, &state);
-        let inventory = observe(node.sim.host()).unwrap();
+        let inventory = look(&node);
         let wish = desired(if to_vfio { WorkloadType::VmPassthrough } else { WorkloadType::Container });
         let free = plan(&inventory, &wish, &Usage::default(), &BTreeMap::new());
         let Some((group, moves)) = free.moves().next() else { return Ok(()) };

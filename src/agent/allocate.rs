@@ -22,35 +22,39 @@ fn refusal(code: &'static str, kind: RefusalKind, message: impl Into<String>) ->
 
 impl Agent {
     pub(super) async fn allocate(&mut self, call: AllocateCall) {
-        let AllocateCall { resource, ids, reply } = call;
+        let AllocateCall { resource, containers, reply } = call;
         if reply.is_closed() {
             return;
         }
-        let answer = self.answer(&resource, &ids).await;
+        let answer = self.answer(&resource, &containers).await;
         match &answer {
-            Ok(_) => tracing::info!(%resource, ?ids, "given out"),
-            Err(refusal) => tracing::warn!(%resource, ?ids, code = refusal.code, "{}", refusal.message),
+            Ok(_) => tracing::info!(%resource, ?containers, "given out"),
+            Err(refusal) => {
+                tracing::warn!(%resource, ?containers, code = refusal.code, "{}", refusal.message);
+            }
         }
         let given = answer.is_ok();
         if reply.send(answer).is_err() && given {
             // Nobody waited any more, so the kubelet counts these as free. Their holds end as any other's, by its grace:
             // the answer may have been on its way.
-            tracing::warn!(%resource, ?ids, "the kubelet did not wait for the answer");
+            tracing::warn!(%resource, ?containers, "the kubelet did not wait for the answer");
         }
         // The mates of what was given out are not to be had any more.
         self.publish();
     }
 
-    async fn answer(&mut self, resource: &str, ids: &[String]) -> Result<Grant, Refusal> {
+    async fn answer(&mut self, resource: &str, containers: &[Vec<String>]) -> Result<Vec<Grant>, Refusal> {
         if self.desired.workload_type != WorkloadType::VmPassthrough {
             let text =
                 format!("this node is on its way to {}: nothing is given to VMs", self.desired.workload_type);
             return Err(refusal("WorkloadType", RefusalKind::Unavailable, text));
         }
-        let devices = ids
-            .iter()
-            .map(|id| self.offered(resource, id).map(|offer| offer.id))
-            .collect::<Result<BTreeSet<_>, _>>()?;
+        let of_container = |ids: &Vec<String>| {
+            let offered = ids.iter().map(|id| self.offered(resource, id).map(|offer| offer.id));
+            offered.collect::<Result<BTreeSet<Address>, _>>()
+        };
+        let containers = containers.iter().map(of_container).collect::<Result<Vec<_>, _>>()?;
+        let devices: BTreeSet<Address> = containers.iter().flatten().copied().collect();
         // What was right at the last pass may have changed since: drivers, nodes, holders, pods that have ended.
         if !self.look().await {
             let text = "the node cannot be looked at, so nothing is promised of it";
@@ -72,7 +76,7 @@ impl Agent {
                 format!("the hold could not be made durable, so nothing is given out: {}", chain(&error));
             return Err(refusal(error.code(), RefusalKind::Internal, text));
         }
-        Ok(kubevirt_grant(&self.inventory, resource, &devices))
+        Ok(containers.iter().map(|devices| kubevirt_grant(&self.inventory, resource, devices)).collect())
     }
 
     fn offered(&self, resource: &str, id: &str) -> Result<&Offer, Refusal> {
@@ -98,9 +102,14 @@ impl Agent {
             let kind = if reason.code == "GroupHeld" { RefusalKind::InUse } else { RefusalKind::Unavailable };
             return Err(refusal(reason.code, kind, format!("{resource} {address}: {}", reason.message)));
         }
-        if offer.iommu_group.is_none() {
+        let Some(group) = offer.iommu_group else {
             let text = format!("{address} is in no IOMMU group");
             return Err(refusal("NoIommu", RefusalKind::Unavailable, text));
+        };
+        // Also where the kubelet does not say whose the process is, and the device therefore stays healthy.
+        if let Some(open) = self.inventory.open(group).into_iter().next() {
+            let text = format!("{resource} {address}: {}", User::Process(open));
+            return Err(refusal("HeldOutside", RefusalKind::InUse, text));
         }
         // The whole group goes to the pod that asks: a mate that is not in this very request stays unused.
         debug_assert!(devices.contains(&address));

@@ -30,12 +30,13 @@ use std::{
 
 use tokio::{
     sync::{mpsc, watch},
+    task::JoinSet,
     time::{Instant, sleep_until},
 };
 use tokio_util::sync::CancellationToken;
 use vfio::{
     host::Host,
-    writer::{LeftBehind, WriterCommand},
+    writer::{LeftBehind, Reader, WriterCommand},
 };
 
 use crate::{
@@ -63,6 +64,8 @@ pub struct Settings {
     pub store: Store,
     /// How kernel writes are made.
     pub writer: WriterCommand,
+    /// How functions are read.
+    pub reader: WriterCommand,
     /// What names the offers.
     pub naming: Naming,
     /// How long an answered Allocate counts without PodResources having shown it.
@@ -116,6 +119,10 @@ pub struct Agent {
     gate: BTreeSet<u32>,
     troubles: BTreeMap<u32, Trouble>,
     wedged: BTreeMap<u32, LeftBehind>,
+    /// What reads the functions, between looks.
+    reader: Option<Reader>,
+    /// The look under way.
+    looking: JoinSet<(Reader, Result<Inventory, String>)>,
     passes: u64,
     last_pass: String,
     failure: Option<Reason>,
@@ -161,6 +168,8 @@ impl Agent {
             gate: BTreeSet::new(),
             troubles: BTreeMap::new(),
             wedged: BTreeMap::new(),
+            reader: None,
+            looking: JoinSet::new(),
             passes: 0,
             last_pass: String::new(),
             failure: None,
@@ -175,13 +184,16 @@ impl Agent {
             tracing::debug!(%why, "pass");
             self.passes += 1;
             self.last_pass = why;
-            let wake = self.pass().await;
+            let mut wake = self.pass().await;
             why = loop {
                 // Every arm is cancel-safe: a watch and a channel keep what was not taken, a token and a deadline stay true.
                 tokio::select! {
                     biased;
                     () = self.channels.stop.cancelled() => return,
-                    Some(call) = self.channels.allocate.recv() => self.allocate(call).await,
+                    Some(call) = self.channels.allocate.recv() => {
+                        self.allocate(call).await;
+                        wake = self.wake_after_allocate(wake);
+                    }
                     changed = self.channels.wish.changed() => match changed {
                         Ok(()) => break "the wish changed".to_owned(),
                         // Nobody can wish any more: that is the end of the agent.

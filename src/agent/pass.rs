@@ -5,7 +5,8 @@ use std::{
     time::Duration,
 };
 
-use tokio::{task::JoinSet, time::Instant};
+use tokio::time::{Instant, timeout};
+use vfio::writer::Reader;
 
 use super::{Agent, Trouble, Wake, boot_seconds};
 use crate::{
@@ -21,6 +22,9 @@ use crate::{
 
 /// The shortest time to another try, whatever else says.
 const SHORTEST_RETRY: Duration = Duration::from_millis(200);
+
+/// How long a look may take; what of it may block has deadlines of its own.
+const LOOK_DEADLINE: Duration = Duration::from_secs(30);
 
 /// How soon a write that has not come back is looked at again: mostly it is a killed agent's last one.
 const LATE_RETRY: Duration = Duration::from_secs(1);
@@ -51,14 +55,7 @@ impl Agent {
     /// is of a pod not heard of.
     pub(super) async fn look(&mut self) -> bool {
         let pods = kubelet::list(&self.settings.kubelet, self.settings.pod_resources_deadline).await;
-        let host = self.settings.host.clone();
-        let mut task = JoinSet::new();
-        task.spawn_blocking(move || observe(&host));
-        let observed: Result<Inventory, String> = match task.join_next().await {
-            Some(Ok(Ok(inventory))) => Ok(inventory),
-            Some(Ok(Err(error))) => Err(error.to_string()),
-            _ => Err("the look broke off".to_owned()),
-        };
+        let observed = self.observe().await;
         match observed {
             Ok(inventory) => {
                 self.inventory = inventory;
@@ -77,6 +74,34 @@ impl Agent {
             tracing::info!(%address, "no pod has it any more");
         }
         true
+    }
+
+    /// Reads the node on a blocking thread, its functions through a child process.
+    async fn observe(&mut self) -> Result<Inventory, String> {
+        // A look that has not come back is waited for, not joined by another.
+        if self.looking.is_empty() {
+            let host = self.settings.host.clone();
+            let mut reader =
+                self.reader.take().unwrap_or_else(|| Reader::new(&self.settings.reader, &self.settings.host));
+            // What is written to right now answers in a moment; what hangs need not be asked.
+            let hanging = self.journal.pending.iter().filter(|(group, _)| !self.gate.contains(group));
+            let busy = hanging.filter_map(|(_, pending)| pending.write.function()).collect();
+            self.looking.spawn_blocking(move || {
+                let inventory = reader
+                    .functions(&busy)
+                    .map_err(|error| error.to_string())
+                    .and_then(|functions| observe(&host, functions).map_err(|error| error.to_string()));
+                (reader, inventory)
+            });
+        }
+        match timeout(LOOK_DEADLINE, self.looking.join_next()).await {
+            Ok(Some(Ok((reader, inventory)))) => {
+                self.reader = Some(reader);
+                inventory
+            }
+            Ok(_) => Err("the look broke off".to_owned()),
+            Err(_) => Err(format!("looking at the node took longer than {} s", LOOK_DEADLINE.as_secs())),
+        }
     }
 
     /// Takes over as holds what the kubelet lists under this agent's own names without an answer being remembered: given
@@ -118,7 +143,7 @@ impl Agent {
     }
 
     /// Whether a write to the group, of this agent or of one before it, has not come back from the kernel.
-    fn waits_for_kernel(&self, group: u32) -> bool {
+    pub(super) fn waits_for_kernel(&self, group: u32) -> bool {
         self.journal.pending.contains_key(&group) || self.wedged.contains_key(&group)
     }
 
@@ -256,12 +281,22 @@ impl Agent {
         Wake { at: Instant::now() + after, why }
     }
 
+    /// An Allocate has looked, and may have made a hold: what the pass before it had in mind may be too late.
+    pub(super) fn wake_after_allocate(&self, before: Wake) -> Wake {
+        let changed = self.due().moves().next().is_some();
+        let moves = changed.then(|| self.wake_in(SHORTEST_RETRY, "an Allocate found the node changed"));
+        [before, self.next_wake()].into_iter().chain(moves).min_by_key(|wake| wake.at).unwrap_or(before)
+    }
+
     fn next_wake(&self) -> Wake {
         let blocked = self.plan.groups.iter().any(|plan| match &plan.verdict {
             Verdict::Refused { refusals } => refusals.iter().any(|refusal| refusal.code() == "InUse"),
             Verdict::Right | Verdict::Move { .. } => false,
         });
         let mut wakes = vec![self.wake_in(self.settings.rescan, "rescan")];
+        if self.failure.is_some() {
+            wakes.push(self.wake_in(self.settings.blocked_retry, "the node could not be looked at"));
+        }
         if blocked {
             wakes.push(self.wake_in(self.settings.blocked_retry, "something in use is looked at again"));
         }

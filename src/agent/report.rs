@@ -18,9 +18,7 @@ impl Agent {
             let failure = registration.failure.as_ref()?;
             Some(Reason::new("NotRegistered", format!("{resource}: {}", failure.message)))
         }));
-        for group in groups.iter().filter(|group| !group.right) {
-            reasons.extend(group.reasons.iter().cloned());
-        }
+        reasons.extend(groups.iter().flat_map(|group| group.reasons.iter().cloned()));
         reasons.sort();
         reasons.dedup();
         self.channels.status.send_replace(Status {
@@ -58,10 +56,16 @@ impl Agent {
 
     fn group_status(&self, plan: &GroupPlan) -> GroupStatus {
         let mut reasons: Vec<Reason> = match &plan.verdict {
-            Verdict::Refused { refusals } => refusals.iter().map(Reason::from).collect(),
+            // A write of vfiod's own that hangs says more of it below.
+            Verdict::Refused { refusals } => {
+                let own = plan.group.is_some_and(|group| self.waits_for_kernel(group));
+                let told = refusals.iter().filter(|refusal| !(own && refusal.code() == "Busy"));
+                told.map(Reason::from).collect()
+            }
             Verdict::Right | Verdict::Move { .. } => Vec::new(),
         };
-        reasons.extend(plan.group.and_then(|group| self.trouble_reasons().remove(&group)));
+        let trouble = plan.group.and_then(|group| self.trouble_reasons().remove(&group));
+        reasons.extend(trouble.clone());
         reasons.extend(plan.boot_bound.iter().map(|address| {
             let text = format!(
                 "{address} stays on vfio: the kernel bound it by ids at boot; take the ids out of the kernel command \
@@ -72,7 +76,7 @@ impl Agent {
         GroupStatus {
             group: plan.group,
             functions: plan.functions.iter().copied().collect(),
-            right: plan.verdict == Verdict::Right,
+            right: plan.verdict == Verdict::Right && trouble.is_none(),
             reasons,
         }
     }

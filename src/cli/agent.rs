@@ -56,8 +56,12 @@ pub fn run(args: &AgentArgs) -> Result<End, Failure> {
             .into());
     }
     let places = Places::new(&args.node)?;
-    let _lock = WriterLock::take(&places.state_dir, "agent")?;
-    runtime()?.block_on(serve(args, config, desired, &places))?;
+    let _lock = WriterLock::take(&places.host, &places.state_dir, "agent")?;
+    let runtime = runtime()?;
+    let served = runtime.block_on(serve(args, config, desired, &places));
+    // A thread that the kernel keeps must not keep the process.
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    served?;
     Ok(End::Done)
 }
 

@@ -25,7 +25,7 @@ use crate::{
     execute::Outcome,
     inventory::Inventory,
     lock::{LockError, WriterLock},
-    plan::{GroupPlan, Plan, Verdict, plan},
+    plan::{GroupPlan, Plan, Refusal, Verdict, plan},
 };
 
 /// How long the last write of a predecessor that was killed may take to come back.
@@ -89,7 +89,7 @@ struct Results {
 
 pub fn run(args: &BindArgs, workload_type: WorkloadType) -> Result<End, Failure> {
     let places = Places::new(&args.node)?;
-    let _lock = WriterLock::take(&places.state_dir, "bind").map_err(|error| -> Failure {
+    let _lock = WriterLock::take(&places.host, &places.state_dir, "bind").map_err(|error| -> Failure {
         match error {
             LockError::Held { owner } if owner.ends_with("agent") => format!(
                 "the agent is alive on this node (process {owner}) and keeps it at its workload type; nothing was \
@@ -113,18 +113,10 @@ async fn work(args: &BindArgs, places: &Places, workload_type: WorkloadType) -> 
     let mut journal = places.journal()?;
     let mut keeper = Keeper::new(places.store(), &journal);
     let patience = Instant::now() + PATIENCE;
-    while let Some((group, pending)) = journal.pending.iter().find(|(_, pending)| pending.writer.alive()) {
-        if Instant::now() > patience {
-            return Err(format!(
-                "an earlier write to group {group} has not come back from the kernel yet (process {}: {}); nothing \
-                 was touched",
-                pending.writer.pid, pending.write
-            )
-            .into());
-        }
+    while journal.pending.values().any(|pending| pending.writer.alive()) && Instant::now() < patience {
         sleep(PATIENCE / 40).await;
     }
-    journal.pending.clear();
+    journal.pending.retain(|_, pending| pending.writer.alive());
     let inventory = places.observe()?;
     let mut usage = places.usage(&journal, config.pod_resources_deadline).await;
     // No clock here counts down a hold's grace: only what was shown and is gone again is let go.
@@ -140,6 +132,13 @@ async fn work(args: &BindArgs, places: &Places, workload_type: WorkloadType) -> 
             Some(group) => chosen.0.contains(&group),
             None => plan.functions.iter().any(|address| chosen.1.contains(address)),
         });
+    }
+    for plan in &mut planned.groups {
+        if let Some(pending) = plan.group.and_then(|group| journal.pending.get(&group)) {
+            let wedged = Refusal::Wedged { pid: pending.writer.pid, write: pending.write.to_string() };
+            plan.verdict = Verdict::Refused { refusals: vec![wedged] };
+            plan.settled.clear();
+        }
     }
     for address in planned.groups.iter().flat_map(|plan| &plan.settled) {
         journal.priors.remove(address);
@@ -218,7 +217,8 @@ fn chosen(inventory: &Inventory, targets: &[Target]) -> Result<(BTreeSet<u32>, B
 
 fn text(results: &Results) -> String {
     if results.groups.is_empty() {
-        return "No GPU on this node: nothing to do.\n".to_owned();
+        return "No GPU on this node that could be moved (those in an IOMMU group can): nothing to do.\n"
+            .to_owned();
     }
     let group = |group: &GroupResult| {
         let name = group

@@ -40,8 +40,9 @@ pub struct DemoArgs {
     /// Only lay the simulated node below DIR, to try the other subcommands on it with --root DIR
     #[arg(long, value_name = "DIR")]
     lay: Option<PathBuf>,
-    /// Which node: hgx-h100, four-function-card or without-iommu (with --lay)
-    #[arg(long, value_name = "NAME", default_value = "hgx-h100", requires = "lay")]
+    /// Which node (with --lay): a built-in profile such as hgx-h200 (one that is not there lists them all), or the path of a
+    /// file of your own (docs/profiles.md)
+    #[arg(long, value_name = "NAME|FILE.yaml", default_value = "hgx-h100", requires = "lay")]
     profile: String,
 }
 
@@ -56,18 +57,15 @@ pub fn run(args: &DemoArgs) -> Result<End, Failure> {
 }
 
 fn lay(dir: &PathBuf, name: &str) -> Result<End, Failure> {
-    let profiles = Profile::built_in();
-    let Some(profile) = profiles.iter().find(|profile| profile.name == name) else {
-        let names: Vec<_> = profiles.iter().map(|profile| profile.name.as_str()).collect();
-        return Err(format!("there is no profile {name:?}: it takes {}", names.join(", ")).into());
-    };
+    let profile = Profile::find(name)?;
     if dir.join("sys").exists() {
         return Err(format!("{} holds a node already: give a new directory", dir.display()).into());
     }
-    Simulation::create(dir, profile)?;
+    Simulation::create(dir, &profile)?;
     let at = dir.display();
     emit(&format!(
-        "A simulated node ({name}) lies below {at}. Try:\n  vfiod inspect --root {at}\n  vfiod bind --all --root {at}\n"
+        "A simulated node ({}) lies below {at}. Try:\n  vfiod inspect --root {at}\n  vfiod bind --all --root {at}\n",
+        profile.name
     ))?;
     Ok(End::Done)
 }
@@ -89,7 +87,7 @@ async fn play() -> Result<(), Failure> {
     let simulation = Simulation::create(dir.path(), &Profile::hgx_h100())?;
     let places =
         Places::new(&NodeArgs { root: Some(dir.path().to_owned()), state_dir: None, kubelet_dir: None })?;
-    let _lock = WriterLock::take(&places.state_dir, "demo")?;
+    let _lock = WriterLock::take(&places.host, &places.state_dir, "demo")?;
     say("== 1. A node: eight H100 and four NVSwitches, all on the host's drivers")?;
     drivers(&simulation)?;
 

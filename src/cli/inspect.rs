@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
+use clap::Args;
 use serde::Serialize;
 use vfio::{
     iommu::Group,
@@ -9,7 +10,9 @@ use vfio::{
 };
 
 use super::{
-    End, Failure, LookArgs, Output, emit, emit_json,
+    End, Failure, LookArgs, Output,
+    details::{Detail, detail, detail_text},
+    emit, emit_json,
     places::{Places, naming},
     runtime,
     table::{or_dash, render},
@@ -23,6 +26,15 @@ use crate::{
     usage::{Usage, User},
 };
 
+#[derive(Debug, Args)]
+pub struct InspectArgs {
+    /// Show these functions in detail (0000:3b:00.0): ids, BARs, link, slot, topology, reset, framebuffer, holders
+    #[arg(value_name = "FUNCTION")]
+    functions: Vec<Address>,
+    #[command(flatten)]
+    look: LookArgs,
+}
+
 #[derive(Debug, Serialize)]
 struct Inspection<'a> {
     functions: Vec<FunctionRow<'a>>,
@@ -30,6 +42,8 @@ struct Inspection<'a> {
     groups: Vec<GroupRow<'a>>,
     offers: Vec<Offer>,
     iommu: bool,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    details: Vec<Detail<'a>>,
 }
 
 #[derive(Debug, Serialize)]
@@ -49,7 +63,7 @@ struct GroupRow<'a> {
     users: Vec<User>,
 }
 
-pub fn run(args: &LookArgs) -> Result<End, Failure> {
+pub fn run(InspectArgs { functions, look: args }: &InspectArgs) -> Result<End, Failure> {
     let places = Places::new(&args.node)?;
     let config = Config::default();
     let journal = places.journal()?;
@@ -67,15 +81,24 @@ pub fn run(args: &LookArgs) -> Result<End, Failure> {
         naming: &naming,
         trouble: &trouble,
     };
+    let details = functions
+        .iter()
+        .map(|address| detail(&places.host, &inventory, &naming, *address))
+        .collect::<Result<Vec<_>, Failure>>()?;
     let inspection = Inspection {
         functions: function_rows(&inventory, &naming),
         unreadable: &inventory.unreadable,
         groups: inventory.groups.values().map(|group| group_row(&inventory, &usage, group)).collect(),
         offers: offers(view),
         iommu: !inventory.groups.is_empty(),
+        details,
     };
     match args.output.output {
         Output::Json => emit_json(&inspection)?,
+        Output::Table if !inspection.details.is_empty() => {
+            let texts: Vec<_> = inspection.details.iter().map(detail_text).collect();
+            emit(&texts.join("\n"))?;
+        }
         Output::Table => emit(&tables(&inspection, &inventory, args.wish.workload_type))?,
     }
     Ok(End::Done)
@@ -186,7 +209,7 @@ pub fn offer_table(offers: &[Offer]) -> String {
     render(&["resource", "id", "healthy", "given out", "numa", "why not"], rows.collect(), "Nothing.")
 }
 
-fn role_name(role: Role) -> &'static str {
+pub fn role_name(role: Role) -> &'static str {
     match role {
         Role::Gpu => "GPU",
         Role::NvSwitch => "NVSwitch",

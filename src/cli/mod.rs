@@ -3,6 +3,7 @@
 mod agent;
 mod bind;
 mod demo;
+mod details;
 mod inspect;
 mod places;
 mod plan;
@@ -28,6 +29,9 @@ use crate::{
 /// The hidden subcommand under which the binary makes kernel writes for its agent.
 pub const KERNEL_WRITER: &str = "kernel-writer";
 
+/// The hidden subcommand under which it reads functions, some of whose attributes may block.
+pub const KERNEL_READER: &str = "kernel-reader";
+
 /// Hands a Kubernetes node's GPUs to virtual machines and takes them back.
 #[derive(Debug, Parser)]
 #[command(name = "vfiod", version, max_term_width = 100)]
@@ -41,7 +45,7 @@ enum Command {
     /// Keep this node at one workload type and offer its GPUs to the kubelet
     Agent(agent::AgentArgs),
     /// Show functions, IOMMU groups, and what is or would be offered
-    Inspect(LookArgs),
+    Inspect(inspect::InspectArgs),
     /// Show what would be done for a workload type, step by step, and touch nothing
     Plan(LookArgs),
     /// Bind GPUs to vfio-pci, whole IOMMU groups at a time
@@ -54,6 +58,8 @@ enum Command {
     Demo(demo::DemoArgs),
     #[command(name = KERNEL_WRITER, hide = true)]
     KernelWriter { root: PathBuf },
+    #[command(name = KERNEL_READER, hide = true)]
+    KernelReader { root: PathBuf },
 }
 
 /// Where the node is.
@@ -144,7 +150,8 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Unbind(args) => bind::run(&args, WorkloadType::Container),
         Command::Status(args) => status::run(&args),
         Command::Demo(args) => demo::run(&args),
-        Command::KernelWriter { root } => kernel_writer(root),
+        Command::KernelWriter { root } => serve(root, writer::serve),
+        Command::KernelReader { root } => serve(root, writer::serve_looks),
     };
     match end {
         Ok(End::Done) => ExitCode::SUCCESS,
@@ -156,8 +163,11 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     }
 }
 
-fn kernel_writer(root: PathBuf) -> Result<End, Failure> {
-    writer::serve(&Host::at(root)?, BufReader::new(io::stdin()), io::stdout())?;
+fn serve(
+    root: PathBuf,
+    serve: impl FnOnce(&Host, BufReader<io::Stdin>, io::Stdout) -> Result<(), writer::ServeError>,
+) -> Result<End, Failure> {
+    serve(&Host::at(root)?, BufReader::new(io::stdin()), io::stdout())?;
     Ok(End::Done)
 }
 

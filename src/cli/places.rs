@@ -1,13 +1,17 @@
 //! Where a node's things are: host, state, sockets, kubelet.
 
 use std::{
+    collections::BTreeSet,
     path::{Path, PathBuf},
     time::Duration,
 };
 
-use vfio::{host::Host, writer::WriterCommand};
+use vfio::{
+    host::Host,
+    writer::{READ_DEADLINE, Reader, WriterCommand},
+};
 
-use super::{Failure, KERNEL_WRITER, NodeArgs};
+use super::{Failure, KERNEL_READER, KERNEL_WRITER, NodeArgs};
 use crate::{
     agent::Settings,
     config::Config,
@@ -69,6 +73,7 @@ impl Places {
             kubelet: self.kubelet.clone(),
             store: self.store(),
             writer: writer_command(config.write_deadline),
+            reader: reader_command(),
             naming: naming(self.host.root(), config),
             hold_grace: config.hold_grace,
             rescan: config.rescan,
@@ -78,7 +83,8 @@ impl Places {
     }
 
     pub fn observe(&self) -> Result<Inventory, Failure> {
-        Ok(observe(&self.host)?)
+        let functions = Reader::new(&reader_command(), &self.host).functions(&BTreeSet::new())?;
+        Ok(observe(&self.host, functions)?)
     }
 }
 
@@ -90,6 +96,11 @@ pub fn naming(root: &Path, config: &Config) -> Naming {
     }
     let aliases = names::Aliases::from_lookup(|key| std::env::var(key).ok());
     Naming { names: loaded.names, aliases }
+}
+
+/// How this binary reads functions.
+fn reader_command() -> WriterCommand {
+    WriterCommand { arguments: vec![KERNEL_READER.to_owned()], ..writer_command(READ_DEADLINE) }
 }
 
 /// How this binary makes its kernel writes.

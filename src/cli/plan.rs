@@ -26,7 +26,9 @@ pub fn run(args: &LookArgs) -> Result<End, Failure> {
 fn text(plan: &Plan, desired: &Desired) -> String {
     let mut out = String::new();
     if plan.groups.is_empty() {
-        out.push_str("No GPU on this node: nothing to do.\n");
+        out.push_str(
+            "No GPU on this node that could be moved (those in an IOMMU group can): nothing to do.\n",
+        );
     }
     for group in &plan.groups {
         out.push_str(&group_text(group));

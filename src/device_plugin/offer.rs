@@ -21,7 +21,7 @@ pub struct Device {
 /// registered with no devices.
 pub type Advertised = BTreeMap<String, Vec<Device>>;
 
-/// One container's request for devices of one resource, to be answered on `reply`.
+/// A request for devices of one resource, to be answered on `reply` for all its containers or for none.
 ///
 /// When nobody waits for the answer any more (deadline, connection lost) `reply.is_closed()` is true, or sending
 /// gives the answer back. Then the kubelet has not allocated anything, as far as vfiod can know.
@@ -29,10 +29,11 @@ pub type Advertised = BTreeMap<String, Vec<Device>>;
 pub struct AllocateCall {
     /// The resource name.
     pub resource: String,
-    /// The device ids, each once, in the kubelet's order, which means nothing.
-    pub ids: Vec<String>,
-    /// Where the answer goes.
-    pub reply: oneshot::Sender<Result<Grant, Refusal>>,
+    /// Container by container the device ids, each id once in the whole call, in the kubelet's order, which means nothing.
+    /// A kubelet sends one container a call.
+    pub containers: Vec<Vec<String>>,
+    /// Where the answer goes: a grant a container, in order.
+    pub reply: oneshot::Sender<Result<Vec<Grant>, Refusal>>,
 }
 
 /// What a container gets. The kubelet keeps it and uses it again whenever the container is restarted, so it must stay

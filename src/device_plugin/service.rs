@@ -62,15 +62,11 @@ impl DevicePlugin for Service {
         &self,
         request: Request<v1beta1::AllocateRequest>,
     ) -> Result<Response<v1beta1::AllocateResponse>, Status> {
-        let mut answer = v1beta1::AllocateResponse::default();
-        // A kubelet sends one container a call. Were there several, each is asked by itself and in order, so
-        // that nothing of one reaches another; the first refusal ends the call, and what was granted before it
-        // is seen to be unused by PodResources, like any other allocation that came to nothing.
-        for container in request.into_inner().container_requests {
-            let grant = self.ask(container.device_ids).await?;
-            answer.container_responses.push(response(grant));
-        }
-        Ok(Response::new(answer))
+        let containers =
+            request.into_inner().container_requests.into_iter().map(|one| one.device_ids).collect();
+        let grants = self.ask(containers).await?;
+        let container_responses = grants.into_iter().map(response).collect();
+        Ok(Response::new(v1beta1::AllocateResponse { container_responses }))
     }
 
     async fn pre_start_container(
@@ -83,18 +79,21 @@ impl DevicePlugin for Service {
 }
 
 impl Service {
-    async fn ask(&self, ids: Vec<String>) -> Result<Grant, Status> {
+    async fn ask(&self, containers: Vec<Vec<String>>) -> Result<Vec<Grant>, Status> {
         let resource = &self.resource;
-        if ids.is_empty() {
+        if containers.iter().any(Vec::is_empty) {
             return Err(Status::invalid_argument(format!("an allocation of {resource} names no device")));
         }
         let mut seen = BTreeSet::new();
-        if let Some(twice) = ids.iter().find(|id| !seen.insert(id.as_str())) {
+        if let Some(twice) = containers.iter().flatten().find(|id| !seen.insert(id.as_str())) {
             return Err(Status::invalid_argument(format!("an allocation of {resource} names {twice} twice")));
+        }
+        if containers.is_empty() {
+            return Ok(Vec::new());
         }
         let asked = async {
             let (reply, answer) = oneshot::channel();
-            let call = AllocateCall { resource: resource.clone(), ids, reply };
+            let call = AllocateCall { resource: resource.clone(), containers, reply };
             self.allocate.send(call).await.map_err(|_| self.ending())?;
             answer.await.map_err(|_| self.ending())?.map_err(|refusal| status(&refusal))
         };

@@ -1,6 +1,8 @@
 //! A simulated node and the vfiod binary on it, for the tests beside this folder.
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
+pub mod stage;
+
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
@@ -94,13 +96,10 @@ impl Node {
 
 pub fn function(text: &str, device: u16, class: u32, driver: Option<&str>, group: u32) -> ProfileFunction {
     ProfileFunction {
-        address: address(text),
-        vendor: 0x10de,
-        device,
-        class,
         driver: driver.map(str::to_owned),
         group: Some(group),
         numa: 0,
+        ..ProfileFunction::new(address(text), 0x10de, device, class)
     }
 }
 

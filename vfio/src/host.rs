@@ -1,7 +1,8 @@
 //! Where a host's kernel is met: its four roots, and how they are read. Writing goes through [`crate::writer`].
 
 use std::{
-    fs, io,
+    fs,
+    io::{self, Read},
     os::unix::fs::{FileTypeExt, MetadataExt},
     path::{Path, PathBuf},
 };
@@ -163,6 +164,18 @@ impl Host {
     pub fn read(&self, path: &Path) -> Result<String, ReadError> {
         let bytes = fs::read(path).map_err(|e| ReadError::new("read", path, &e))?;
         Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    /// Reads the first `most` bytes of a file of the kernel's.
+    ///
+    /// # Errors
+    /// With path and cause.
+    pub fn bytes(&self, path: &Path, most: usize) -> Result<Vec<u8>, ReadError> {
+        let failed = |e: io::Error| ReadError::new("read", path, &e);
+        let mut bytes = Vec::new();
+        let file = fs::File::open(path).map_err(failed)?;
+        file.take(u64::try_from(most).unwrap_or(u64::MAX)).read_to_end(&mut bytes).map_err(failed)?;
+        Ok(bytes)
     }
 
     /// As [`Host::read`], with nothing for a file that is not there.

@@ -20,6 +20,8 @@ pub struct Group {
     pub id: u32,
     /// All its functions, bridges too, by address.
     pub members: BTreeSet<Address>,
+    /// Members that are no PCI functions, by name.
+    pub strangers: BTreeSet<String>,
     /// The path of its legacy node on the host (`/dev/vfio/12`), where there is one.
     pub node: Option<String>,
     /// A group that VFIO made up for a device without an IOMMU (`enable_unsafe_noiommu_mode`).
@@ -43,6 +45,7 @@ pub struct Blocker {
 /// When the group directory is there and cannot be read.
 pub fn groups(host: &Host, functions: &Functions) -> Result<BTreeMap<u32, Group>, ReadError> {
     let mut members: BTreeMap<u32, BTreeSet<Address>> = BTreeMap::new();
+    let mut strangers: BTreeMap<u32, BTreeSet<String>> = BTreeMap::new();
     let dir = host.sys("kernel/iommu_groups");
     let ids = match host.list(&dir) {
         Ok(names) => names.iter().filter_map(|name| name.parse::<u32>().ok()).collect(),
@@ -56,7 +59,16 @@ pub fn groups(host: &Host, functions: &Functions) -> Result<BTreeMap<u32, Group>
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             Err(error) => return Err(error),
         };
-        members.entry(id).or_default().extend(devices.iter().filter_map(|name| name.parse::<Address>().ok()));
+        for name in devices {
+            match name.parse() {
+                Ok(address) => {
+                    members.entry(id).or_default().insert(address);
+                }
+                Err(_) => {
+                    strangers.entry(id).or_default().insert(name);
+                }
+            }
+        }
     }
     for function in functions.known.values() {
         if let Some(id) = function.iommu_group {
@@ -68,7 +80,8 @@ pub fn groups(host: &Host, functions: &Functions) -> Result<BTreeMap<u32, Group>
         .map(|(id, members)| {
             let node = host.dev("vfio").join(id.to_string()).exists().then(|| group_node(id));
             let name = host.read(&dir.join(id.to_string()).join("name")).unwrap_or_default();
-            (id, Group { id, members, node, noiommu: name.trim() == "vfio-noiommu" })
+            let strangers = strangers.remove(&id).unwrap_or_default();
+            (id, Group { id, members, strangers, node, noiommu: name.trim() == "vfio-noiommu" })
         })
         .collect())
 }

@@ -4,6 +4,8 @@
 //! * [`pci`]: addresses, functions, class codes and roles
 //! * [`iommu`]: groups and their viability
 //! * [`driver`]: which write comes next on a function's way from one driver to another
+//! * [`drm`]: a function's display and render nodes
+//! * [`framebuffer`]: which function's BAR the firmware's picture still holds
 //! * [`holders`]: which processes have a device open
 //! * [`modules`]: which modules are there or can be loaded, and the vfio driver made for a function
 //! * [`nvidia`]: the host driver's own device nodes
@@ -16,12 +18,15 @@
 #![forbid(unsafe_code)]
 
 pub mod driver;
+pub mod drm;
+pub mod framebuffer;
 pub mod holders;
 pub mod host;
 pub mod iommu;
 pub mod modules;
 pub mod nvidia;
 pub mod pci;
+mod printable;
 pub mod sim;
 pub mod write;
 pub mod writer;

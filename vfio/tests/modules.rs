@@ -112,6 +112,7 @@ fn a_module_is_built_in_loaded_loadable_or_absent() {
 fn an_absent_module_says_why_and_what_to_do() {
     let nowhere = Node::bare(&Profile::without_iommu());
     fs::remove_dir_all(nowhere.dir.path().join("sys/bus/pci/drivers/vfio-pci")).unwrap();
+    fs::remove_file(nowhere.dir.path().join("proc/sys/kernel/osrelease")).unwrap();
     assert!(matches!(nowhere.absence("vfio_pci"), Absence::NoRelease { .. }));
     nowhere.put("proc/sys/kernel/osrelease", "6.12.1\n");
     assert!(matches!(nowhere.absence("vfio_pci"), Absence::NoTree { .. }));

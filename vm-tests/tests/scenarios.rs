@@ -73,5 +73,6 @@ scenario_tests! {
     modules_loaded
     right_node
     agent_killed
+    blocked_unbind
     full_walk
 }

@@ -37,10 +37,30 @@ impl Address {
         self.domain
     }
 
+    /// The bus within the domain.
+    #[must_use]
+    pub const fn bus(self) -> u8 {
+        self.bus
+    }
+
     /// The function number within the slot, 0 to 7.
     #[must_use]
     pub const fn function(self) -> u8 {
         self.function
+    }
+
+    /// The address `steps` further by routing id (bus, device and function as one number), or nothing past the domain's
+    /// last. So are virtual functions numbered from their physical one (`pci_iov_virtfn_bus`, drivers/pci/iov.c).
+    #[must_use]
+    pub const fn further(self, steps: u32) -> Option<Self> {
+        let here = (self.bus as u32) << 8 | (self.device as u32) << 3 | self.function as u32;
+        match here.checked_add(steps) {
+            Some(there) if there <= 0xffff => {
+                let [_, _, bus, slot] = there.to_be_bytes();
+                Some(Self { domain: self.domain, bus, device: slot >> 3, function: slot & 7 })
+            }
+            _ => None,
+        }
     }
 
     /// Whether both are functions of one card: same domain, bus and device.
@@ -134,6 +154,21 @@ mod tests {
             "0000:3b:0/.0",
         ] {
             assert_eq!(text.parse::<Address>(), Err(BadAddress(text.to_owned())), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn virtual_functions_are_counted_over_slots_and_buses() {
+        for (from, steps, to) in [
+            ("0001:04:00.0", 2, Some("0001:04:00.2")),
+            ("0001:04:00.0", 49, Some("0001:04:06.1")),
+            ("0000:d8:00.0", 35, Some("0000:d8:04.3")),
+            ("0000:3b:1f.7", 1, Some("0000:3c:00.0")),
+            ("0000:ff:1f.7", 1, None),
+            ("0000:00:00.0", u32::MAX, None),
+        ] {
+            let found = from.parse::<Address>().unwrap().further(steps);
+            assert_eq!(found.map(|address| address.to_string()).as_deref(), to, "{from} + {steps}");
         }
     }
 

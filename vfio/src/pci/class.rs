@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 
 use super::Function;
 
@@ -21,6 +21,13 @@ impl fmt::Display for Class {
 impl Serialize for Class {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Class {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        u32::from_str_radix(&text, 16).map(Self).map_err(D::Error::custom)
     }
 }
 
@@ -115,6 +122,7 @@ mod tests {
             modalias: String::new(),
             physfn: None,
             num_vfs: 0,
+            busy: false,
             vfio_dev: None,
         }
     }

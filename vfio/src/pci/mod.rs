@@ -1,9 +1,23 @@
 //! PCI functions as sysfs shows them.
 
 mod address;
+pub mod bar;
 mod class;
+pub mod config;
+mod details;
 mod function;
+pub mod life;
+pub mod link;
+mod reset;
+mod topology;
 
 pub use address::{Address, BadAddress};
+pub use bar::Bar;
 pub use class::{Class, Role, role};
-pub use function::{Function, FunctionError, Functions, functions, read};
+pub use config::{Capability, ConfigSpace, Express, PortType};
+pub use details::{ConfigView, Details, details};
+pub use function::{Function, FunctionError, Functions, functions, functions_by, read, read_busy};
+pub use life::Life;
+pub use link::{Link, LinkSpeed};
+pub use reset::ResetMethods;
+pub use topology::{Hop, Topology};

@@ -9,20 +9,57 @@ use crate::{
 struct Driver {
     name: &'static str,
     vendor: Option<u16>,
-    /// Class codes, shifted right by 8: base class and subclass.
+    /// Class codes, shifted right by 8: base class and subclass. None: it takes nothing by itself.
     classes: &'static [u32],
+    /// Lowest and highest device id.
+    devices: (u16, u16),
 }
 
+const fn driver(name: &'static str, vendor: u16, classes: &'static [u32]) -> Driver {
+    Driver { name, vendor: Some(vendor), classes, devices: (0, u16::MAX) }
+}
+
+const fn of_any_vendor(name: &'static str, classes: &'static [u32]) -> Driver {
+    Driver { name, vendor: None, classes, devices: (0, u16::MAX) }
+}
+
+const NVIDIA: u16 = 0x10de;
+
+/// In the order in which they are asked.
 const DRIVERS: &[Driver] = &[
-    Driver { name: "nvidia", vendor: Some(0x10de), classes: &[0x0300, 0x0302] },
-    Driver { name: "nvidia-nvswitch", vendor: Some(0x10de), classes: &[0x0680] },
-    Driver { name: "nvidia-gpu", vendor: Some(0x10de), classes: &[0x0c80] },
-    Driver { name: "snd_hda_intel", vendor: None, classes: &[0x0403] },
-    Driver { name: "xhci_hcd", vendor: None, classes: &[0x0c03] },
-    Driver { name: "mlx5_core", vendor: Some(0x15b3), classes: &[0x0200, 0x0207] },
-    Driver { name: "ast", vendor: Some(0x1a03), classes: &[0x0300] },
-    Driver { name: "pcieport", vendor: None, classes: &[0x0604] },
+    driver("nvidia", NVIDIA, &[0x0300, 0x0302]),
+    driver("nouveau", NVIDIA, &[0x0300, 0x0302]),
+    // Its table has every NVIDIA function of class 0680, its probe then refuses what is no NVSwitch: the old nForce
+    // parts of that class have low ids, and forcedeth takes them.
+    Driver { devices: (0x1ac0, u16::MAX), ..driver("nvidia-nvswitch", NVIDIA, &[0x0680]) },
+    Driver { devices: (0, 0x0fff), ..driver("forcedeth", NVIDIA, &[0x0200, 0x0680]) },
+    driver("nvidia-gpu", NVIDIA, &[0x0c80]),
+    of_any_vendor("snd_hda_intel", &[0x0403]),
+    of_any_vendor("xhci_hcd", &[0x0c03]),
+    driver("mlx5_core", 0x15b3, &[0x0200, 0x0207]),
+    driver("ast", 0x1a03, &[0x0300]),
+    driver("amdgpu", 0x1002, &[0x0300, 0x0302, 0x0380]),
+    driver("i915", 0x8086, &[0x0300, 0x0380]),
+    driver("ice", 0x8086, &[0x0200]),
+    driver("vmd", 0x8086, &[0x0104]),
+    of_any_vendor("ahci", &[0x0106]),
+    of_any_vendor("nvme", &[0x0108]),
+    of_any_vendor("pcieport", &[0x0604]),
+    of_any_vendor("pci-stub", &[]),
+    of_any_vendor("vfio-pci", &[]),
+    // Grace's variant has underscores in sysfs too, unlike vfio-pci.
+    driver("nvgrace_gpu_vfio_pci", NVIDIA, &[]),
 ];
+
+/// Whether there is a driver of that name.
+pub(super) fn knows(name: &str) -> bool {
+    DRIVERS.iter().any(|driver| driver.name == name)
+}
+
+/// All of them.
+pub(super) fn names() -> Vec<&'static str> {
+    DRIVERS.iter().map(|driver| driver.name).collect()
+}
 
 /// The driver that would take `function`, of those that `loaded` says are there.
 ///
@@ -37,6 +74,7 @@ pub(super) fn pick(function: &Function, loaded: impl Fn(&str) -> bool) -> Option
         .find(|driver| {
             driver.vendor.is_none_or(|vendor| vendor == function.vendor)
                 && driver.classes.contains(&(function.class.0 >> 8))
+                && (driver.devices.0..=driver.devices.1).contains(&function.device)
                 && loaded(driver.name)
         })
         .map(|driver| driver.name.to_owned())

@@ -23,7 +23,7 @@ use super::{
 use crate::{
     driver::{DmaOwner, dma_owner},
     host::Host,
-    pci::{self, Address, Function},
+    pci::{self, Address, Function, Functions},
     write::Write,
 };
 
@@ -173,7 +173,8 @@ fn bind(tree: &Tree, function: &Function, driver: &str) -> io::Result<()> {
         let number = tree.free_number(|n| taken.contains(&format!("vfio{n}")));
         tree::put(&host.function_dir(address).join(format!("vfio-dev/vfio{number}/dev")), "")?;
     }
-    if let Some(prefix) = drivers::node_prefix(driver) {
+    // A VF on the host's vGPU driver is no GPU of the host's: it has no node of that driver.
+    if let Some(prefix) = drivers::node_prefix(driver).filter(|_| function.physfn.is_none()) {
         let minor = tree.free_number(|n| host.dev(&format!("{prefix}{n}")).exists());
         tree::put(&host.dev(&format!("{prefix}{minor}")), "")?;
         if driver == "nvidia" {
@@ -195,7 +196,7 @@ fn unbind(tree: &Tree, function: &Function, driver: &str) -> io::Result<()> {
     tree.unlink_driver(address, driver)?;
     if let (true, Some(group)) = (drivers::has_group_node(driver), function.iommu_group) {
         tree::remove_dir(&host.function_dir(address).join("vfio-dev"))?;
-        let mates = pci::functions(host).map_err(io::Error::other)?;
+        let mates = without_overrides(host)?;
         let another = mates.known.values().any(|mate| {
             mate.iommu_group == Some(group) && mate.driver.as_deref().is_some_and(drivers::has_group_node)
         });
@@ -212,8 +213,13 @@ fn unbind(tree: &Tree, function: &Function, driver: &str) -> io::Result<()> {
 }
 
 fn taken_vfio_devs(tree: &Tree) -> io::Result<Vec<String>> {
-    let functions = pci::functions(tree.host()).map_err(io::Error::other)?;
+    let functions = without_overrides(tree.host())?;
     Ok(functions.known.into_values().filter_map(|function| function.vfio_dev).collect())
+}
+
+/// All functions, read without what their own locks guard: one function's lock is no other's business.
+fn without_overrides(host: &Host) -> io::Result<Functions> {
+    pci::functions_by(host, |address| pci::read_busy(host, address)).map_err(io::Error::other)
 }
 
 /// Sets driver and override outright.

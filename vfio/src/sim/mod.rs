@@ -23,7 +23,7 @@ use std::{
 pub use fault::{Effect, Fault, Moment};
 pub use modules::ModuleTree;
 pub use process::OpenError;
-pub use profile::Profile;
+pub use profile::{Profile, ProfileError, ProfileFunction};
 use tree::Tree;
 
 use crate::{

@@ -55,6 +55,25 @@ impl ModuleTree {
         }
     }
 
+    /// A kernel that has these drivers built in and no module beside them: what a profile's node has, unless it is given
+    /// other modules. Only the aliases of vfio drivers are in it.
+    #[must_use]
+    pub(super) fn of_drivers(drivers: &[String]) -> Self {
+        let all = Self::distribution();
+        let there = |line: &&String| {
+            let module = line.rsplit(' ').next().and_then(|name| ModuleName::new(name).ok());
+            module.is_some_and(|module| drivers.iter().any(|driver| module.is(driver)))
+        };
+        let aliases = all.aliases.iter().flatten().filter(there).cloned().collect();
+        Self {
+            release: all.release,
+            files: Vec::new(),
+            aliases: Some(aliases),
+            built_in: Vec::new(),
+            soft: Vec::new(),
+        }
+    }
+
     /// Lays it below `root`, as the running kernel's.
     pub(super) fn lay(&self, root: &Path) -> io::Result<()> {
         let dir = root.join("lib/modules").join(&self.release);
@@ -70,8 +89,10 @@ impl ModuleTree {
         tree::put(&dir.join("modules.dep"), &lines(&dependencies))?;
         tree::put(&dir.join("modules.builtin"), &lines(&self.built_in))?;
         tree::put(&dir.join("modules.softdep"), &lines(&self.soft))?;
-        if let Some(aliases) = &self.aliases {
-            tree::put(&dir.join("modules.alias"), &lines(aliases))?;
+        let path = dir.join("modules.alias");
+        match &self.aliases {
+            Some(aliases) => tree::put(&path, &lines(aliases))?,
+            None => tree::remove(&path)?,
         }
         self.files.iter().try_for_each(|(file, _)| tree::put(&dir.join(file), ""))
     }

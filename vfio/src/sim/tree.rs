@@ -8,7 +8,7 @@ use std::{
     fs::{self, File, OpenOptions},
     io::{self, Write as _},
     os::unix::fs::symlink,
-    path::{Path, PathBuf},
+    path::{Component, Path, PathBuf},
 };
 
 use nix::fcntl::{Flock, FlockArg};
@@ -104,7 +104,14 @@ impl Tree {
     pub(super) fn link_driver(&self, address: Address, driver: &str) -> io::Result<()> {
         let dir = self.host.function_dir(address);
         // Trees laid here have the function below sys/devices, as the kernel's; trees made by hand may have it in place.
-        let to_bus = if dir.is_symlink() { "../../../bus/pci" } else { "../.." };
+        let to_bus = match fs::read_link(&dir) {
+            // From `../../../devices/pci0000:00/…`, however many bridges it is behind.
+            Ok(target) => {
+                let below = target.components().filter(|part| matches!(part, Component::Normal(_))).count();
+                format!("{}bus/pci", "../".repeat(below))
+            }
+            Err(_) => "../..".to_owned(),
+        };
         symlink(format!("{to_bus}/drivers/{driver}"), dir.join("driver"))?;
         let back = self.host.sys("bus/pci/drivers").join(driver).join(address.to_string());
         if back.is_symlink() { Ok(()) } else { symlink(format!("../../devices/{address}"), back) }
@@ -130,6 +137,12 @@ impl Tree {
 
 /// Writes a file, with the directories above it.
 pub(super) fn put(path: &Path, content: &str) -> io::Result<()> {
+    make_parent(path)?;
+    fs::write(path, content)
+}
+
+/// Writes a file that is no text.
+pub(super) fn put_bytes(path: &Path, content: &[u8]) -> io::Result<()> {
     make_parent(path)?;
     fs::write(path, content)
 }

@@ -9,7 +9,7 @@ use crate::{
     holders,
     host::Host,
     iommu,
-    pci::{self, Function},
+    pci::Function,
     write::Write,
 };
 
@@ -69,11 +69,11 @@ pub struct Circumstances {
 }
 
 impl Circumstances {
-    /// Looks at what may have been in the way of `write`.
+    /// Looks at what may have been in the way of `write`. Its function, as it is now, is given: some of its attributes may
+    /// block, and are read in a child process.
     #[must_use]
-    pub fn look(host: &Host, write: &Write) -> Self {
+    pub fn look(host: &Host, write: &Write, function: Option<Function>) -> Self {
         let address = write.function();
-        let function = address.and_then(|address| pci::read(host, address).ok().flatten());
         let node = function.as_ref().and_then(|function| function.iommu_group).map(iommu::group_node);
         let openers = node.map(|node| match holders::scan(host, [node.clone()]) {
             Ok(found) => found.of(&node).map(|h| format!("process {} ({})", h.pid, h.command)).collect(),
@@ -304,6 +304,7 @@ mod tests {
             physfn: None,
             num_vfs: 0,
             vfio_dev: None,
+            busy: false,
         };
         Circumstances { function: Some(function), present: true, ..Circumstances::default() }
     }

@@ -14,6 +14,7 @@ use nix::{
 use super::{Answer, Ask, module};
 use crate::{
     host::{Host, Kernel},
+    pci::{self, Address},
     sim,
     write::Write,
 };
@@ -36,33 +37,59 @@ pub enum ServeError {
 ///
 /// # Errors
 /// When the pipe fails or carries something else. The process ends on it; the agent sees the pipe close.
-pub fn serve(host: &Host, mut input: impl BufRead, mut output: impl io::Write) -> Result<(), ServeError> {
-    close_inherited();
+pub fn serve(host: &Host, input: impl BufRead, output: impl io::Write) -> Result<(), ServeError> {
     let agent = unistd::getppid();
     let mut prepared: Option<(Write, Prepared)> = None;
+    answer_all(input, output, |ask| match ask {
+        Ask::Prepare(write) => match prepare(host, &write) {
+            Ok(ready) => {
+                prepared = Some((write, ready));
+                Answer::Ready
+            }
+            Err(answer) => answer,
+        },
+        // Without a prepared write there is nothing to do: ENODATA, and nothing is touched.
+        Ask::Go => match prepared.take() {
+            None => Answer::Failed(Errno::ENODATA as i32),
+            Some((write, ready)) => {
+                carry_out(host, &write, ready, agent).map_or_else(|e| failed(&e), |()| Answer::Done)
+            }
+        },
+        Ask::Look(address) => look(host, address),
+    })
+}
+
+/// Serves reads on `host` until `input` ends, and makes no write whatever it is asked.
+///
+/// # Errors
+/// As [`serve`].
+pub fn serve_looks(host: &Host, input: impl BufRead, output: impl io::Write) -> Result<(), ServeError> {
+    answer_all(input, output, |ask| match ask {
+        Ask::Look(address) => look(host, address),
+        Ask::Prepare(_) | Ask::Go => Answer::Failed(Errno::EPERM as i32),
+    })
+}
+
+fn look(host: &Host, address: Address) -> Answer {
+    match pci::read(host, address) {
+        Ok(function) => Answer::Function(function.map(Box::new)),
+        Err(error) => Answer::Unreadable(error.to_string()),
+    }
+}
+
+fn answer_all(
+    mut input: impl BufRead,
+    mut output: impl io::Write,
+    mut answer: impl FnMut(Ask) -> Answer,
+) -> Result<(), ServeError> {
+    close_inherited();
     let mut line = String::new();
     loop {
         line.clear();
         if input.read_line(&mut line)? == 0 {
             return Ok(());
         }
-        let answer = match serde_json::from_str(&line)? {
-            Ask::Prepare(write) => match prepare(host, &write) {
-                Ok(ready) => {
-                    prepared = Some((write, ready));
-                    Answer::Ready
-                }
-                Err(answer) => answer,
-            },
-            // Without a prepared write there is nothing to do: ENODATA, and nothing is touched.
-            Ask::Go => match prepared.take() {
-                None => Answer::Failed(Errno::ENODATA as i32),
-                Some((write, ready)) => {
-                    carry_out(host, &write, ready, agent).map_or_else(|e| failed(&e), |()| Answer::Done)
-                }
-            },
-        };
-        let mut text = serde_json::to_string(&answer)?;
+        let mut text = serde_json::to_string(&answer(serde_json::from_str(&line)?))?;
         text.push('\n');
         output.write_all(text.as_bytes())?;
         output.flush()?;

@@ -12,6 +12,9 @@
 //!   Ask::Go              ───────────▶    writes
 //!                        ◀───────────    Answer::Done             (or Failed: the kernel's errno)
 //! ```
+//! Functions are read through it as well ([`Reader`]), since some of their attributes are answered under the lock that a
+//! hanging write holds.
+//!
 //! When the pipe closes, the child ends without another write. Past the deadline the child is left behind
 //! ([`LeftBehind`]); it holds no descriptor but its pipe.
 
@@ -19,16 +22,23 @@ mod cause;
 mod child;
 mod module;
 mod parent;
+mod reader;
+mod running;
 
 use std::{io, path::PathBuf, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
 pub use cause::{Cause, Circumstances, Lockdown, Refused};
-pub use child::{ServeError, serve};
-pub use parent::{LeftBehind, Writer};
+pub use child::{ServeError, serve, serve_looks};
+pub use parent::{LookError, Writer};
+pub use reader::Reader;
+pub use running::LeftBehind;
 
-use crate::write::Write;
+use crate::{
+    pci::{Address, Function},
+    write::Write,
+};
 
 /// How the child is started.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,9 +47,12 @@ pub struct WriterCommand {
     pub program: PathBuf,
     /// Its arguments before the root: the hidden subcommand.
     pub arguments: Vec<String>,
-    /// How long one step (open, or write) may take.
+    /// How long one step (open, or write) may take. A read may take [`READ_DEADLINE`], or this where it is shorter.
     pub deadline: Duration,
 }
+
+/// How long reading one function may take. It is microseconds, but for a device that is being bound or unbound.
+pub const READ_DEADLINE: Duration = Duration::from_secs(3);
 
 /// What the agent tells its child.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -49,6 +62,8 @@ enum Ask {
     Prepare(Write),
     /// Do it.
     Go,
+    /// Read a function.
+    Look(Address),
 }
 
 /// What the child answers.
@@ -63,6 +78,10 @@ enum Answer {
     Failed(i32),
     /// A write that the child refuses: it names something that no driver is called.
     Refused(String),
+    /// The function as it is; nothing where there is none.
+    Function(Option<Box<Function>>),
+    /// Why the function cannot be read.
+    Unreadable(String),
 }
 
 /// A kernel write that did not succeed.

@@ -1,75 +1,49 @@
-//! The agent's side: starts the child, and waits for it no longer than the deadline.
+//! Kernel writes, as the agent makes them.
 
-use std::{
-    error::Error,
-    io::{self, Read, Write as _},
-    os::{fd::AsFd, unix::process::CommandExt},
-    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
-    time::{Duration, Instant},
+use std::error::Error;
+
+use nix::errno::Errno;
+
+use super::{
+    Answer, Ask, Cause, Circumstances, LeftBehind, READ_DEADLINE, WriteError, WriterCommand,
+    running::{Servant, Unanswered},
+};
+use crate::{
+    host::Host,
+    pci::{Address, Function, FunctionError},
+    write::Write,
 };
 
-use nix::{
-    errno::Errno,
-    poll::{PollFd, PollFlags, PollTimeout, poll},
-};
-
-use super::{Answer, Ask, Cause, Circumstances, WriteError, WriterCommand};
-use crate::{host::Host, write::Write};
-
-/// Makes kernel writes, one at a time, through a child process that is started with the first of them. Dropping it
-/// closes the child's pipe, upon which the child ends.
+/// Makes kernel writes, one at a time, and reads the functions that they are for, through one child process.
 #[derive(Debug)]
 pub struct Writer {
-    command: WriterCommand,
-    host: Host,
-    running: Option<Running>,
+    servant: Servant,
 }
 
-#[derive(Debug)]
-struct Running {
-    pid: u32,
-    /// Taken out where the child is left behind; else waited for at the end.
-    child: Option<Child>,
-    input: Option<ChildStdin>,
-    output: Option<ChildStdout>,
-    unread: Vec<u8>,
-}
-
-/// A child that still waits for the kernel after its deadline. It is not killed (a process in an uninterruptible
-/// write cannot be), and it makes no further write.
-#[derive(Debug)]
-pub struct LeftBehind {
-    child: Child,
-    /// Kept open, so that the child's late report does not meet a closed pipe.
-    _output: Option<ChildStdout>,
-}
-
-impl LeftBehind {
-    /// Its process id.
-    #[must_use]
-    pub fn pid(&self) -> u32 {
-        self.child.id()
-    }
-
-    /// Whether its write has come to an end, so that the group may be looked at anew.
-    pub fn ended(&mut self) -> bool {
-        // An error says that the child is no longer ours to wait for: it has ended.
-        !matches!(self.child.try_wait(), Ok(None))
-    }
-}
-
-/// What came of waiting for an answer.
-enum Waited {
-    Answer(Answer),
-    Late,
-    Ended,
+/// A function that could not be read through the child.
+#[derive(Debug, thiserror::Error)]
+pub enum LookError {
+    /// The child said why.
+    #[error(transparent)]
+    Function(#[from] FunctionError),
+    /// The kernel did not answer in time, and the child was left behind.
+    #[error(
+        "PCI function {address}: the kernel does not answer; it is being bound or unbound, and that hangs (a VM may have it \
+         open, or its driver waits; the kernel log may say for what)"
+    )]
+    Late {
+        /// The function.
+        address: Address,
+        /// The child that still waits.
+        child: LeftBehind,
+    },
 }
 
 impl Writer {
     /// A writer on `host`.
     #[must_use]
     pub fn new(command: &WriterCommand, host: &Host) -> Self {
-        Self { command: command.clone(), host: host.clone(), running: None }
+        Self { servant: Servant::new(command, host) }
     }
 
     /// Makes one write. `record` is called with the child's process id when the child stands ready, before anything has
@@ -93,112 +67,61 @@ impl Writer {
         Ok(())
     }
 
-    /// Asks the child one thing, and says its process id when it answered well. The child is put back only when it
-    /// answered at all.
+    /// Asks the child one thing about a write, and says its process id when it answered well.
     fn ask(&mut self, write: &Write, ask: &Ask) -> Result<u32, WriteError> {
-        let mut running = match self.running.take() {
-            Some(running) => running,
-            None => Running::start(&self.command, &self.host)?,
-        };
-        let pid = running.pid;
-        let (write, path) = (write.clone(), write.path(&self.host));
-        if running.send(ask).is_err() {
-            return Err(WriteError::ChildEnded { write, pid });
-        }
-        let after = self.command.deadline;
-        match running.answer(after) {
-            Waited::Ended => Err(WriteError::ChildEnded { write, pid }),
-            Waited::Late => match running.leave_behind() {
-                Some(child) => Err(WriteError::Late { write, path, after, child }),
-                None => Err(WriteError::ChildEnded { write, pid }),
-            },
-            Waited::Answer(answer) => {
-                self.running = Some(running);
-                match answer {
-                    Answer::Ready | Answer::Done => Ok(pid),
-                    Answer::Failed(errno) => {
-                        let errno = Errno::from_raw(errno);
-                        let seen = Circumstances::look(&self.host, &write);
-                        let cause = Cause::of(&seen, &write, errno);
-                        Err(WriteError::Kernel { write, path, errno, cause })
-                    }
-                    Answer::Refused(reason) => Err(WriteError::Refused { write, reason }),
-                }
+        let after = self.servant.command.deadline;
+        let answer = self.servant.ask(ask, after);
+        let (write, path) = (write.clone(), write.path(&self.servant.host));
+        match answer {
+            Ok((pid, Answer::Ready | Answer::Done)) => Ok(pid),
+            Ok((_, Answer::Failed(errno))) => {
+                let errno = Errno::from_raw(errno);
+                // A function that cannot be read now leaves the cause less certain; the error is told all the same.
+                let function = write.function().and_then(|address| look(&mut self.servant, address).ok()?);
+                let seen = Circumstances::look(&self.servant.host, &write, function);
+                let cause = Cause::of(&seen, &write, errno);
+                Err(WriteError::Kernel { write, path, errno, cause })
             }
+            Ok((_, Answer::Refused(reason))) => Err(WriteError::Refused { write, reason }),
+            // An answer to another question: that child is not ours.
+            Ok((pid, Answer::Function(_) | Answer::Unreadable(_))) | Err(Unanswered::Ended(pid)) => {
+                Err(WriteError::ChildEnded { write, pid })
+            }
+            Err(Unanswered::NotStarted(source)) => {
+                Err(WriteError::Start { program: self.servant.command.program.clone(), source })
+            }
+            Err(Unanswered::Late(child)) => Err(WriteError::Late { write, path, after, child }),
         }
+    }
+
+    /// Reads a function; nothing where it is not (or no longer) there.
+    ///
+    /// # Errors
+    /// See [`LookError`].
+    pub fn look(&mut self, address: Address) -> Result<Option<Function>, LookError> {
+        look(&mut self.servant, address)
     }
 }
 
-impl Running {
-    fn start(command: &WriterCommand, host: &Host) -> Result<Self, WriteError> {
-        let start = |source| WriteError::Start { program: command.program.clone(), source };
-        let mut child = Command::new(&command.program)
-            .args(&command.arguments)
-            .arg(host.root())
-            .env_clear()
-            .current_dir("/")
-            // A terminal's interrupt is for the agent: it must not end the child in the middle of a write.
-            .process_group(0)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .map_err(start)?;
-        let (input, output) = (child.stdin.take(), child.stdout.take());
-        Ok(Self { pid: child.id(), child: Some(child), input, output, unread: Vec::new() })
+/// Reads a function through a child. One that ended (a fault, a kill) is replaced once: reading again does no harm.
+pub(super) fn look(servant: &mut Servant, address: Address) -> Result<Option<Function>, LookError> {
+    let said = |reason: String| LookError::Function(FunctionError::Said { address, reason });
+    let deadline = servant.command.deadline.min(READ_DEADLINE);
+    let ask = Ask::Look(address);
+    let mut answer = servant.ask(&ask, deadline);
+    if matches!(answer, Err(Unanswered::Ended(_))) {
+        answer = servant.ask(&ask, deadline);
     }
-
-    fn send(&mut self, ask: &Ask) -> io::Result<()> {
-        let mut text = serde_json::to_string(ask)?;
-        text.push('\n');
-        match &mut self.input {
-            Some(input) => input.write_all(text.as_bytes()),
-            None => Err(io::ErrorKind::BrokenPipe.into()),
+    match answer {
+        Ok((_, Answer::Function(function))) => Ok(function.map(|function| *function)),
+        Ok((_, Answer::Unreadable(reason))) => Err(said(reason)),
+        Ok((pid, _)) | Err(Unanswered::Ended(pid)) => {
+            Err(said(format!("PCI function {address}: the child that reads it (pid {pid}) ended")))
         }
-    }
-
-    fn answer(&mut self, deadline: Duration) -> Waited {
-        let until = Instant::now() + deadline;
-        loop {
-            if let Some(end) = self.unread.iter().position(|byte| *byte == b'\n') {
-                let line: Vec<u8> = self.unread.drain(..=end).collect();
-                // A line that is no answer comes from a child that is not ours: nothing more is asked of it.
-                return serde_json::from_slice(&line).map_or(Waited::Ended, Waited::Answer);
-            }
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Waited::Late;
-            }
-            let millis = u16::try_from(left.as_millis().max(1)).unwrap_or(u16::MAX);
-            let Some(output) = &mut self.output else { return Waited::Ended };
-            let mut fds = [PollFd::new(output.as_fd(), PollFlags::POLLIN)];
-            match poll(&mut fds, PollTimeout::from(millis)) {
-                Ok(0) | Err(Errno::EINTR) => continue,
-                Ok(_) => {}
-                Err(_) => return Waited::Ended,
-            }
-            let mut chunk = [0; 1024];
-            match output.read(&mut chunk) {
-                Ok(0) | Err(_) => return Waited::Ended,
-                Ok(read) => self.unread.extend(chunk.iter().take(read)),
-            }
-        }
-    }
-
-    /// Takes the child out, so that dropping this does not wait for it.
-    fn leave_behind(&mut self) -> Option<LeftBehind> {
-        drop(self.input.take());
-        let output = self.output.take();
-        self.child.take().map(|child| LeftBehind { child, _output: output })
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        drop(self.input.take());
-        if let Some(child) = &mut self.child {
-            // An idle child ends at once on its pipe's end; waiting for it leaves no zombie.
-            let _ = child.wait();
-        }
+        Err(Unanswered::NotStarted(error)) => Err(said(format!(
+            "PCI function {address}: the child that reads it ({program}) cannot be started: {error}",
+            program = servant.command.program.display()
+        ))),
+        Err(Unanswered::Late(child)) => Err(LookError::Late { address, child }),
     }
 }

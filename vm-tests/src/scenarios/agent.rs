@@ -9,7 +9,7 @@ use super::Scenario;
 use super::cards::{A10, A10_RESOURCE, A10_VARIABLE, THREE_CARDS, TU104_DRIVERS};
 use crate::guest::agent::vfiod;
 use crate::guest::daemon::{Daemon, until};
-use crate::guest::failure::{Step, contains, equal};
+use crate::guest::failure::{Step, contains, element, equal, text};
 use crate::guest::kubelet::Kubelet;
 use crate::guest::machine::Machine;
 use crate::guest::paths::{CONTAINER, VMM_NAME};
@@ -45,6 +45,7 @@ fn agent_killed(machine: &Machine) -> Step {
     // see at most. Killing after every second one hits every kind.
     const KILLS: [usize; 9] = [0, 1, 3, 5, 7, 9, 11, 13, 16];
     let functions = functions(machine);
+    let _kubelet = Kubelet::start()?;
     for changes in KILLS {
         println!("--- killed after {changes} changes");
         kill_after(changes, "vm-passthrough")?;
@@ -97,6 +98,7 @@ fn right_node(machine: &Machine) -> Step {
     // Long enough for a pass more than the first.
     const WATCHED: Duration = Duration::from_secs(3);
     let functions = functions(machine);
+    let _kubelet = Kubelet::start()?;
     for workload_type in ["container", "vm-passthrough", "container"] {
         let mut agent = Daemon::start(workload_type)?;
         agent.wait_for("Ready")?;
@@ -111,6 +113,43 @@ fn right_node(machine: &Machine) -> Step {
         if workload_type == "container" { expect_all_back(&functions)? } else { expect_on_vfio(&functions)? }
     }
     Ok(())
+}
+
+pub(super) const BLOCKED_UNBIND: Scenario = Scenario {
+    name: "blocked-unbind",
+    about: "another program's unbind hangs with a function's lock: its group is busy, all others are served on",
+    node: THREE_CARDS,
+    seconds: 240,
+    run: blocked_unbind,
+};
+
+fn blocked_unbind(machine: &Machine) -> Step {
+    let (gpu, other) = (machine.function(0, 0), machine.function(2, 0));
+    let kubelet = Kubelet::start()?;
+    let mut agent = Daemon::start("vm-passthrough")?;
+    kubelet.wait_for("two healthy A10", |state| state.healthy(A10_RESOURCE) == 2)?;
+    let vmm = Vmm::start(CONTAINER, &gpu.group_node()?, &[&gpu.address])?;
+    thread::scope(|scope| {
+        let unbind = scope.spawn(|| gpu.raw_unbind());
+        // What reads the override now waits for the unbind's lock.
+        until("the function busy", || {
+            let shown = vfiod(&["inspect", "-o", "json"])?.exits(0)?.json()?;
+            let busy =
+                element(&shown, "functions", "address", &gpu.address)?.get("busy") == Some(&true.into());
+            Ok(busy.then_some(()))
+        })?;
+        let pod = PodName::new("default", "virt-launcher-a10");
+        // The first answer may be the refusal that makes the agent look; then the busy one is unhealthy.
+        let given = until("the other A10 given out", || Ok(kubelet.allocate_one(&pod, A10_RESOURCE).ok()))?;
+        equal("the A10 that was given out", &given.ids, &vec![other.address.clone()])?;
+        let status = until("the agent's status", || agent.status())?;
+        contains("the agent's status", &text(&status), "Busy")?;
+        agent.terminate()?;
+        vmm.release()?;
+        unbind.join().unwrap_or_else(|_| equal("the unbind after the release", "a panic", "its return"))
+    })?;
+    gpu.expect_back("nvidia")?;
+    other.expect_driver("vfio-pci")
 }
 
 pub(super) const FULL_WALK: Scenario = Scenario {

@@ -38,6 +38,7 @@ pub const ALL: &[Scenario] = &[
     modules::MODULES_LOADED,
     agent::RIGHT_NODE,
     agent::AGENT_KILLED,
+    agent::BLOCKED_UNBIND,
     agent::FULL_WALK,
 ];
 

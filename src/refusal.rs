@@ -1,9 +1,9 @@
-//! Why a group is left as it is.
+//! Why a group is not touched.
 
 use std::{collections::BTreeSet, fmt};
 
 use serde::{Serialize, Serializer, ser::SerializeStruct};
-use vfio::pci::Address;
+use vfio::{framebuffer::Claim, pci::Address};
 
 use crate::usage::User;
 
@@ -44,6 +44,37 @@ pub enum Refusal {
         /// How many.
         count: u32,
     },
+    /// A boot framebuffer holds a member's BAR: vfio-pci would take the function, and no VM could have it.
+    BootFramebuffer {
+        /// The member.
+        address: Address,
+        /// What holds it.
+        claim: Claim,
+    },
+    /// A member is no PCI function.
+    NotPci {
+        /// Its name in the group.
+        name: String,
+    },
+    /// A companion must go back to a driver that is not there.
+    HostDriverAbsent {
+        /// The companion.
+        address: Address,
+        /// Its driver before.
+        driver: String,
+    },
+    /// The kernel holds a member's lock and does not let go.
+    Busy {
+        /// The member.
+        address: Address,
+    },
+    /// An earlier write to the group has not come back from the kernel.
+    Wedged {
+        /// The process that makes it.
+        pid: u32,
+        /// The write, in words.
+        write: String,
+    },
     /// A vfio driver is not there, and cannot be loaded.
     VfioAbsent {
         /// Its module.
@@ -73,10 +104,21 @@ impl Refusal {
             Self::Unreadable { .. } => "Unreadable",
             Self::ForeignMember { .. } => "ForeignMember",
             Self::VfsEnabled { .. } => "VfsEnabled",
+            Self::BootFramebuffer { .. } => "BootFramebuffer",
+            Self::NotPci { .. } => "NotPci",
+            Self::HostDriverAbsent { .. } => "HostDriverAbsent",
+            Self::Busy { .. } => "Busy",
+            Self::Wedged { .. } => "Wedged",
             Self::VfioAbsent { .. } => "VfioAbsent",
             Self::InUse { .. } => "InUse",
             Self::NotYet { .. } => "NotYet",
         }
+    }
+}
+
+impl From<(Address, &Claim)> for Refusal {
+    fn from((address, claim): (Address, &Claim)) -> Self {
+        Self::BootFramebuffer { address, claim: claim.clone() }
     }
 }
 
@@ -116,6 +158,27 @@ impl fmt::Display for Refusal {
                     "{address} has {count} virtual functions enabled: write 0 to its sriov_numvfs first"
                 )
             }
+            Self::BootFramebuffer { address, claim } => {
+                write!(f, "{address}: {claim}, so a VM could not have it: {}", claim.cure())
+            }
+            Self::NotPci { name } => write!(
+                f,
+                "member {name} is no PCI function: whether the host uses it is not known, so no VM may have the group"
+            ),
+            Self::HostDriverAbsent { address, driver } => write!(
+                f,
+                "{address} was on {driver}, which is not loaded: load it (modprobe {driver}), or the function could not go \
+                 back to where it was"
+            ),
+            Self::Busy { address } => write!(
+                f,
+                "{address} is being bound or unbound, and that hangs: a VM may have it open, or its driver waits (the \
+                 kernel log may say for what); the group is left alone until it ends"
+            ),
+            Self::Wedged { pid, write } => write!(
+                f,
+                "an earlier write has not come back from the kernel (process {pid}: {write}); the group is left alone"
+            ),
             Self::VfioAbsent { module, reason } => {
                 write!(f, "the vfio driver {module} is not loaded, and cannot be: {reason}")
             }

@@ -4,11 +4,19 @@
 //! host's process namespace, and the right to look into every process (CAP_SYS_PTRACE); where a live process cannot be
 //! looked into, the answer says so, and a caller must take the device for in use.
 
+mod owner;
+mod service;
+
 use std::collections::{BTreeMap, BTreeSet};
 
+pub use owner::{Owner, owner};
 use serde::Serialize;
+pub use service::cure;
 
-use crate::host::{Host, Kernel, NodeId, ReadError};
+use crate::{
+    host::{Host, Kernel, NodeId, ReadError},
+    printable::printable,
+};
 
 /// A process with a device node open.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -17,6 +25,15 @@ pub struct Holder {
     pub pid: u32,
     /// Its command (`/proc/PID/comm`, at most 15 characters).
     pub command: String,
+    /// The program that it says it is (`/proc/PID/cmdline`, the first word only: what follows may hold secrets).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub program: Option<String>,
+    /// Whose it is.
+    #[serde(flatten)]
+    pub owner: Owner,
+    /// What makes it let go, where that is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cure: Option<String>,
 }
 
 /// A live process that could not be looked into.
@@ -55,7 +72,8 @@ pub fn scan(host: &Host, nodes: impl IntoIterator<Item = String>) -> Result<Hold
     let mut ids: BTreeMap<NodeId, String> = BTreeMap::new();
     for node in nodes {
         if let Some(id) = host.node_id(&host.root().join(node.trim_start_matches('/')))? {
-            ids.insert(id, node);
+            // One device may have several nodes, below /dev and below a driver's root: the first name stands for it.
+            ids.entry(id).or_insert(node);
         }
     }
     let mut found = Holders::default();
@@ -69,7 +87,7 @@ pub fn scan(host: &Host, nodes: impl IntoIterator<Item = String>) -> Result<Hold
         match open_nodes(host, pid, &ids) {
             Ok(open) if open.is_empty() => {}
             Ok(open) => {
-                let holder = Holder { pid, command: command(host, pid) };
+                let holder = holder(host, pid);
                 for node in open {
                     found.by_node.entry(node).or_default().insert(holder.clone());
                 }
@@ -111,17 +129,54 @@ fn open_nodes(host: &Host, pid: u32, ids: &BTreeMap<NodeId, String>) -> Result<B
     Ok(open)
 }
 
-fn command(host: &Host, pid: u32) -> String {
-    // Control characters of a hostile name would reach terminals and logs.
-    let comm = host.read(&host.proc(&format!("{pid}/comm"))).unwrap_or_default();
-    comm.trim_end_matches('\n').chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+/// The most that is kept of a program's name.
+const LONGEST_PROGRAM: usize = 200;
+
+/// Who a process is. All but the command is best effort: it may end at any moment.
+fn holder(host: &Host, pid: u32) -> Holder {
+    let file = |name: &str| host.proc(&format!("{pid}/{name}"));
+    let command = printable(&host.read(&file("comm")).unwrap_or_default());
+    let owner = owner(&host.read(&file("cgroup")).unwrap_or_default());
+    let cure = cure(&command, &owner);
+    let program = host.bytes(&file("cmdline"), LONGEST_PROGRAM).ok().and_then(|bytes| program(&bytes));
+    Holder { pid, command, program, owner, cure }
+}
+
+/// The first word of a command line. Its arguments end in NUL; a process that names itself anew may put blanks between them.
+fn program(cmdline: &[u8]) -> Option<String> {
+    let first = cmdline.split(|byte| *byte == 0 || byte.is_ascii_whitespace()).next()?;
+    let name = printable(&String::from_utf8_lossy(first));
+    (!name.is_empty()).then_some(name)
 }
 
 #[cfg(test)]
 mod tests {
     use std::fs::{self, File};
 
+    use proptest::prelude::*;
+
     use super::*;
+
+    #[test]
+    fn of_a_command_line_only_the_program_is_kept() {
+        for (cmdline, expected) in [
+            (&b"/usr/bin/qemu-kvm\0-object\0secret,data=hunter2\0"[..], Some("/usr/bin/qemu-kvm")),
+            (b"worker: token=hunter2\0", Some("worker:")),
+            (b"qemu\x1b[31m\0-m\0", Some("qemu?[31m")),
+            (b"\xff\xfe\0x\0", Some("\u{fffd}\u{fffd}")),
+            (b"", None),
+            (b"\0hunter2\0", None),
+        ] {
+            assert_eq!(program(cmdline).as_deref(), expected);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_command_line_is_survived(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+            let _ = program(&bytes);
+        }
+    }
 
     /// The one test that looks at this machine: it has `/dev/null` open itself, and knows whether it sees all processes.
     #[test]

@@ -105,6 +105,7 @@ fn a_framebuffer_on_the_boards_own_vga_concerns_no_gpu() {
 fn an_iomem_that_cannot_be_read_is_said() {
     let node = Node::new(&four_groups());
     // A directory: root passes any permission bits.
+    std::fs::remove_file(node.sim.host().proc("iomem")).unwrap();
     create_dir_all(node.sim.host().proc("iomem")).unwrap();
     let detail = node.run(&["inspect", GPU, "-o", "json"]).json()["details"][0].clone();
     assert_eq!(detail["framebuffer"], Value::Null);

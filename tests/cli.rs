@@ -281,3 +281,16 @@ fn the_demo_tells_its_story_to_the_end() {
         assert!(text.contains(part), "{part}: {text}");
     }
 }
+
+#[test]
+fn the_demo_can_be_played_where_it_is_wanted_and_over_no_other_node() {
+    let dir = scratch();
+    let root = dir.path().join("node");
+    let play = || Command::new(vfiod()).arg("demo").arg("--root").arg(&root).output().unwrap();
+    assert_eq!(play().status.code(), Some(0));
+    let shown = Command::new(vfiod()).arg("inspect").arg("--root").arg(&root).output().unwrap();
+    assert_eq!(shown.status.code(), Some(0));
+    let again = play();
+    assert_eq!(again.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&again.stderr).contains("holds a node already"));
+}

@@ -3,7 +3,10 @@
 //! The agent in it is the real one, and so are the sockets, the journal and the writer processes; simulated are the
 //! kernel below the node's tree, the kubelet and the VM. It fails when a step does not come out as it is told.
 
-use std::{path::PathBuf, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use clap::Args;
 use tokio::{sync::watch, time::timeout};
@@ -37,6 +40,9 @@ const VMM_PID: u32 = 4242;
 
 #[derive(Debug, Args)]
 pub struct DemoArgs {
+    /// Play on a node below DIR, a new directory that is left there afterwards
+    #[arg(long, value_name = "DIR", conflicts_with = "lay")]
+    root: Option<PathBuf>,
     /// Only lay the simulated node below DIR, to try the other subcommands on it with --root DIR
     #[arg(long, value_name = "DIR")]
     lay: Option<PathBuf>,
@@ -50,17 +56,15 @@ pub fn run(args: &DemoArgs) -> Result<End, Failure> {
     match &args.lay {
         Some(dir) => lay(dir, &args.profile),
         None => {
-            runtime()?.block_on(play())?;
+            runtime()?.block_on(play(args.root.as_deref()))?;
             Ok(End::Done)
         }
     }
 }
 
-fn lay(dir: &PathBuf, name: &str) -> Result<End, Failure> {
+fn lay(dir: &Path, name: &str) -> Result<End, Failure> {
     let profile = Profile::find(name)?;
-    if dir.join("sys").exists() {
-        return Err(format!("{} holds a node already: give a new directory", dir.display()).into());
-    }
+    refuse_taken(dir)?;
     Simulation::create(dir, &profile)?;
     let at = dir.display();
     emit(&format!(
@@ -68,6 +72,14 @@ fn lay(dir: &PathBuf, name: &str) -> Result<End, Failure> {
         profile.name
     ))?;
     Ok(End::Done)
+}
+
+/// A node is laid into a new directory only: never over another, and never over a machine's own.
+fn refuse_taken(dir: &Path) -> Result<(), Failure> {
+    if dir.join("sys").exists() {
+        return Err(format!("{} holds a node already: give a new directory", dir.display()).into());
+    }
+    Ok(())
 }
 
 /// One line of the story.
@@ -82,11 +94,13 @@ struct Stage {
     service: Service,
 }
 
-async fn play() -> Result<(), Failure> {
-    let dir = tempfile::Builder::new().prefix("vfiod-demo-").tempdir()?;
-    let simulation = Simulation::create(dir.path(), &Profile::hgx_h100())?;
-    let places =
-        Places::new(&NodeArgs { root: Some(dir.path().to_owned()), state_dir: None, kubelet_dir: None })?;
+async fn play(root: Option<&Path>) -> Result<(), Failure> {
+    // Held until the end: a directory of the demo's own goes with it.
+    let temporary = tempfile::Builder::new().prefix("vfiod-demo-").tempdir()?;
+    let root = root.unwrap_or(temporary.path());
+    refuse_taken(root)?;
+    let simulation = Simulation::create(root, &Profile::hgx_h100())?;
+    let places = Places::new(&NodeArgs { root: Some(root.to_owned()), state_dir: None, kubelet_dir: None })?;
     let _lock = WriterLock::take(&places.host, &places.state_dir, "demo")?;
     say("== 1. A node: eight H100 and four NVSwitches, all on the host's drivers")?;
     drivers(&simulation)?;

@@ -36,11 +36,12 @@ impl Agent {
     /// Makes one pass, and says when the next is due.
     pub(super) async fn pass(&mut self) -> Wake {
         self.desired = self.channels.wish.borrow_and_update().clone();
+        // Before the look: a function whose write has come back need not be taken for busy.
+        self.reap_wedged();
         if !self.look().await {
             self.report();
             return self.wake_in(self.settings.blocked_retry, "the node could not be looked at");
         }
-        self.reap_wedged();
         self.plan();
         self.forget_settled();
         if self.due().moves().next().is_some() {
@@ -289,21 +290,23 @@ impl Agent {
     }
 
     fn next_wake(&self) -> Wake {
-        let blocked = self.plan.groups.iter().any(|plan| match &plan.verdict {
-            Verdict::Refused { refusals } => refusals.iter().any(|refusal| refusal.code() == "InUse"),
-            Verdict::Right | Verdict::Move { .. } => false,
-        });
+        let refused = |code: &str| {
+            self.plan.groups.iter().any(|plan| match &plan.verdict {
+                Verdict::Refused { refusals } => refusals.iter().any(|refusal| refusal.code() == code),
+                Verdict::Right | Verdict::Move { .. } => false,
+            })
+        };
         let mut wakes = vec![self.wake_in(self.settings.rescan, "rescan")];
         if self.failure.is_some() {
             wakes.push(self.wake_in(self.settings.blocked_retry, "the node could not be looked at"));
         }
-        if blocked {
+        if refused("InUse") {
             wakes.push(self.wake_in(self.settings.blocked_retry, "something in use is looked at again"));
         }
         if !self.usage.holds.is_empty() {
             wakes.push(self.wake_in(self.settings.blocked_retry, "holds are looked at again"));
         }
-        if !self.journal.pending.is_empty() || !self.wedged.is_empty() {
+        if !self.journal.pending.is_empty() || !self.wedged.is_empty() || refused("Busy") {
             let soon = self.settings.blocked_retry.min(LATE_RETRY);
             wakes.push(self.wake_in(soon, "a late write is looked at again"));
         }

@@ -63,7 +63,7 @@ impl Agent {
         self.plan();
         self.publish();
         for address in &devices {
-            self.check(resource, *address, &devices)?;
+            self.check(resource, *address)?;
         }
         let before = self.usage.holds.clone();
         let hold = Hold { resource: resource.to_owned(), answered_at: boot_seconds(), shown: false };
@@ -87,8 +87,9 @@ impl Agent {
         })
     }
 
-    /// Whether `address` may be promised now, together with the other `devices`.
-    fn check(&self, resource: &str, address: Address, devices: &BTreeSet<Address>) -> Result<(), Refusal> {
+    /// Whether `address` may be promised now. Its whole group goes to the pod that asks: a mate that it does not ask for
+    /// stays unused.
+    fn check(&self, resource: &str, address: Address) -> Result<(), Refusal> {
         let offer = self.offered(resource, &address.to_string())?;
         if offer.given_out {
             self.check_again(resource, offer)?;
@@ -111,8 +112,6 @@ impl Agent {
             let text = format!("{resource} {address}: {}", User::Process(open));
             return Err(refusal("HeldOutside", RefusalKind::InUse, text));
         }
-        // The whole group goes to the pod that asks: a mate that is not in this very request stays unused.
-        debug_assert!(devices.contains(&address));
         Ok(())
     }
 

@@ -1,5 +1,7 @@
 //! How the node stands, for people: made from the agent's state, which it does not change.
 
+use std::collections::BTreeMap;
+
 use super::Agent;
 use crate::{
     plan::{GroupPlan, Verdict},
@@ -10,7 +12,9 @@ use crate::{
 impl Agent {
     /// Publishes the status.
     pub(super) fn report(&self) {
-        let groups: Vec<GroupStatus> = self.plan.groups.iter().map(|plan| self.group_status(plan)).collect();
+        let troubles = self.trouble_reasons();
+        let groups: Vec<GroupStatus> =
+            self.plan.groups.iter().map(|plan| self.group_status(plan, &troubles)).collect();
         let mut reasons: Vec<Reason> = self.failure.iter().cloned().collect();
         let registrations = self.channels.registrations.borrow().clone();
         // What the kubelet does not know of is no use to anybody, however well it is bound.
@@ -54,7 +58,7 @@ impl Agent {
         }
     }
 
-    fn group_status(&self, plan: &GroupPlan) -> GroupStatus {
+    fn group_status(&self, plan: &GroupPlan, troubles: &BTreeMap<u32, Reason>) -> GroupStatus {
         let mut reasons: Vec<Reason> = match &plan.verdict {
             // A write of vfiod's own that hangs says more of it below.
             Verdict::Refused { refusals } => {
@@ -64,8 +68,8 @@ impl Agent {
             }
             Verdict::Right | Verdict::Move { .. } => Vec::new(),
         };
-        let trouble = plan.group.and_then(|group| self.trouble_reasons().remove(&group));
-        reasons.extend(trouble.clone());
+        let trouble = plan.group.and_then(|group| troubles.get(&group));
+        reasons.extend(trouble.cloned());
         reasons.extend(plan.boot_bound.iter().map(|address| {
             let text = format!(
                 "{address} stays on vfio: the kernel bound it by ids at boot; take the ids out of the kernel command \

@@ -170,12 +170,12 @@ fn bind(tree: &Tree, function: &Function, driver: &str) -> io::Result<()> {
     if let (true, Some(group)) = (drivers::has_group_node(driver), function.iommu_group) {
         tree::put(&host.dev("vfio").join(group.to_string()), "")?;
         let taken = taken_vfio_devs(tree)?;
-        let number = tree.free_number(|n| taken.contains(&format!("vfio{n}")));
+        let number = free_number(|n| taken.contains(&format!("vfio{n}")));
         tree::put(&host.function_dir(address).join(format!("vfio-dev/vfio{number}/dev")), "")?;
     }
     // A VF on the host's vGPU driver is no GPU of the host's: it has no node of that driver.
     if let Some(prefix) = drivers::node_prefix(driver).filter(|_| function.physfn.is_none()) {
-        let minor = tree.free_number(|n| host.dev(&format!("{prefix}{n}")).exists());
+        let minor = free_number(|n| host.dev(&format!("{prefix}{n}")).exists());
         tree::put(&host.dev(&format!("{prefix}{minor}")), "")?;
         if driver == "nvidia" {
             tree::put(
@@ -210,6 +210,11 @@ fn unbind(tree: &Tree, function: &Function, driver: &str) -> io::Result<()> {
         tree::remove(&host.function_dir(address).join("sim_node"))?;
     }
     tree.uevent()
+}
+
+/// The lowest number that is not taken.
+fn free_number(taken: impl Fn(u32) -> bool) -> u32 {
+    (0..).find(|number| !taken(*number)).unwrap_or_default()
 }
 
 fn taken_vfio_devs(tree: &Tree) -> io::Result<Vec<String>> {

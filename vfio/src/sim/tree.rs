@@ -128,11 +128,6 @@ impl Tree {
         let before: u64 = fs::read_to_string(&path).unwrap_or_default().trim().parse().unwrap_or(0);
         put(&path, &format!("{}\n", before + 1))
     }
-
-    /// The lowest number for which no file of `prefix` followed by it is in `dir`.
-    pub(super) fn free_number(&self, taken: impl Fn(u32) -> bool) -> u32 {
-        (0..).find(|number| !taken(*number)).unwrap_or_default()
-    }
 }
 
 /// Writes a file, with the directories above it.

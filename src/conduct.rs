@@ -12,7 +12,7 @@ use tokio::{
     sync::{mpsc, oneshot},
     task::JoinSet,
 };
-use vfio::{host::Host, write::Write, writer::WriterCommand};
+use vfio::{child::ChildCommand, host::Host, write::Write};
 
 use crate::{
     execute::{KernelPort, Outcome, Recorder, carry_out, load_modules},
@@ -106,7 +106,7 @@ pub struct Conduct {
 impl Conduct {
     /// Starts the transaction of every group that `plan` moves.
     #[must_use]
-    pub fn start(host: &Host, command: &WriterCommand, plan: &Plan) -> Self {
+    pub fn start(host: &Host, command: &ChildCommand, plan: &Plan) -> Self {
         let (send, announces) = mpsc::channel(1);
         let mut groups = JoinSet::new();
         // What is said of several groups is said once.

@@ -3,12 +3,12 @@
 use std::fmt;
 
 use vfio::{
+    child::{ChildCommand, LeftBehind, LookError, WriteError, Writer},
     driver::{Binding, Next, Target, Wanted, is_vfio, next},
     host::Host,
     modules::{Load, ModuleName, Modules, driver_directory},
     pci::{Address, Function},
     write::Write,
-    writer::{LeftBehind, LookError, WriteError, Writer, WriterCommand},
 };
 
 use crate::{
@@ -66,7 +66,7 @@ pub struct KernelPort<R> {
 impl<R: Recorder> KernelPort<R> {
     /// A port for one transaction on `group`.
     #[must_use]
-    pub fn new(host: &Host, command: &WriterCommand, group: u32, recorder: R) -> Self {
+    pub fn new(host: &Host, command: &ChildCommand, group: u32, recorder: R) -> Self {
         Self { group, host: host.clone(), writer: Writer::new(command, host), recorder }
     }
 }

@@ -59,7 +59,7 @@ pub struct Open {
 pub struct ObserveError(#[from] ReadError);
 
 /// Observes the node below `host`, whose functions have been read already: some of their attributes may block, and
-/// [`vfio::writer::Reader`] reads them in a child process.
+/// [`vfio::child::Reader`] reads them in a child process.
 ///
 /// # Errors
 /// When groups, drivers or `/dev` cannot be listed at all. A single unreadable function or process is data.

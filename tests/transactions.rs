@@ -10,13 +10,13 @@ use nix::{errno::Errno, unistd::Pid};
 use node::{Node, address, four_groups, function};
 use proptest::{prelude::*, sample::select, test_runner::TestCaseError};
 use vfio::{
+    child::{Cause, Circumstances, WriteError},
     driver::is_vfio,
     host::Host,
     modules::{Availability, ModuleName, Modules, driver_directory},
     pci::{self, Address, Function},
     sim::{Effect, Fault, Moment, Profile, kernel},
     write::Write,
-    writer::{Cause, Circumstances, WriteError},
 };
 use vfiod::{
     desired::{Consumer, Desired, WorkloadType},

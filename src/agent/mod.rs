@@ -35,8 +35,8 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 use vfio::{
+    child::{ChildCommand, LeftBehind, Reader},
     host::Host,
-    writer::{LeftBehind, Reader, WriterCommand},
 };
 
 use crate::{
@@ -63,9 +63,9 @@ pub struct Settings {
     /// Where the journal is.
     pub store: Store,
     /// How kernel writes are made.
-    pub writer: WriterCommand,
+    pub writer: ChildCommand,
     /// How functions are read.
-    pub reader: WriterCommand,
+    pub reader: ChildCommand,
     /// What names the offers.
     pub naming: Naming,
     /// How long an answered Allocate counts without PodResources having shown it.

@@ -6,7 +6,7 @@ use std::{
 };
 
 use tokio::time::{Instant, timeout};
-use vfio::writer::Reader;
+use vfio::child::Reader;
 
 use super::{Agent, Trouble, Wake, boot_seconds};
 use crate::{

@@ -19,7 +19,7 @@ use std::{
 };
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use vfio::{host::Host, writer};
+use vfio::{child, host::Host};
 
 use crate::{
     desired::{Consumer, Desired, WorkloadType},
@@ -150,8 +150,8 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Unbind(args) => bind::run(&args, WorkloadType::Container),
         Command::Status(args) => status::run(&args),
         Command::Demo(args) => demo::run(&args),
-        Command::KernelWriter { root } => serve(root, writer::serve),
-        Command::KernelReader { root } => serve(root, writer::serve_looks),
+        Command::KernelWriter { root } => serve(root, child::serve),
+        Command::KernelReader { root } => serve(root, child::serve_looks),
     };
     match end {
         Ok(End::Done) => ExitCode::SUCCESS,
@@ -165,7 +165,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
 
 fn serve(
     root: PathBuf,
-    serve: impl FnOnce(&Host, BufReader<io::Stdin>, io::Stdout) -> Result<(), writer::ServeError>,
+    serve: impl FnOnce(&Host, BufReader<io::Stdin>, io::Stdout) -> Result<(), child::ServeError>,
 ) -> Result<End, Failure> {
     serve(&Host::at(root)?, BufReader::new(io::stdin()), io::stdout())?;
     Ok(End::Done)

@@ -7,8 +7,8 @@ use std::{
 };
 
 use vfio::{
+    child::{ChildCommand, READ_DEADLINE, Reader},
     host::Host,
-    writer::{READ_DEADLINE, Reader, WriterCommand},
 };
 
 use super::{Failure, KERNEL_READER, KERNEL_WRITER, NodeArgs};
@@ -99,13 +99,13 @@ pub fn naming(root: &Path, config: &Config) -> Naming {
 }
 
 /// How this binary reads functions.
-fn reader_command() -> WriterCommand {
-    WriterCommand { arguments: vec![KERNEL_READER.to_owned()], ..writer_command(READ_DEADLINE) }
+fn reader_command() -> ChildCommand {
+    ChildCommand { arguments: vec![KERNEL_READER.to_owned()], ..writer_command(READ_DEADLINE) }
 }
 
 /// How this binary makes its kernel writes.
-pub fn writer_command(deadline: Duration) -> WriterCommand {
-    WriterCommand {
+pub fn writer_command(deadline: Duration) -> ChildCommand {
+    ChildCommand {
         // The running file itself, whatever has been put in its place since.
         program: PathBuf::from("/proc/self/exe"),
         arguments: vec![KERNEL_WRITER.to_owned()],

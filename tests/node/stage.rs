@@ -15,10 +15,10 @@ use nix::{
 use serde_json::Value;
 use tokio::time::{sleep, timeout};
 use vfio::{
+    child::ChildCommand,
     pci::Address,
     sim::{Profile, Simulation},
     write::Write,
-    writer::WriterCommand,
 };
 use vfiod::{
     agent::{Service, Settings},
@@ -184,16 +184,8 @@ pub fn settings(node: &Node) -> Settings {
         host: node.sim.host().clone(),
         kubelet: node.kubelet_dir(),
         store: Store::new(&node.dir.path().join("var/lib/vfiod")),
-        writer: WriterCommand {
-            program: vfiod(),
-            arguments: vec![KERNEL_WRITER.to_owned()],
-            deadline: LIMIT,
-        },
-        reader: WriterCommand {
-            program: vfiod(),
-            arguments: vec![KERNEL_READER.to_owned()],
-            deadline: LIMIT,
-        },
+        writer: ChildCommand { program: vfiod(), arguments: vec![KERNEL_WRITER.to_owned()], deadline: LIMIT },
+        reader: ChildCommand { program: vfiod(), arguments: vec![KERNEL_READER.to_owned()], deadline: LIMIT },
         naming: Naming::default(),
         hold_grace: LIMIT,
         rescan: Duration::from_millis(100),

@@ -1,4 +1,4 @@
-//! Where a host's kernel is met: its four roots, and how they are read. Writing goes through [`crate::writer`].
+//! Where a host's kernel is met: its four roots, and how they are read. Writing goes through [`crate::child`].
 
 use std::{
     fs,

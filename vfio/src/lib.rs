@@ -10,13 +10,14 @@
 //! * [`modules`]: which modules are there or can be loaded, and the vfio driver made for a function
 //! * [`nvidia`]: the host driver's own device nodes
 //! * [`mod@write`]: the kernel writes that exist, as data
-//! * [`writer`]: the one seam through which they go, in a child process under a deadline
+//! * [`child`]: the child processes: the one seam through which writes go, and the reads that may block, each under a deadline
 //! * [`sim`]: a simulated kernel over a directory tree
 //!
-//! Synchronous, and free of Kubernetes. Reading is a matter of [`host::Host`]; nothing but [`writer`]'s child writes.
+//! Synchronous, and free of Kubernetes. Reading is a matter of [`host::Host`]; nothing but a [`child`] writes.
 
 #![forbid(unsafe_code)]
 
+pub mod child;
 pub mod driver;
 pub mod drm;
 pub mod framebuffer;
@@ -29,4 +30,3 @@ pub mod pci;
 mod printable;
 pub mod sim;
 pub mod write;
-pub mod writer;

@@ -5,7 +5,8 @@ use std::error::Error;
 use nix::errno::Errno;
 
 use super::{
-    Answer, Ask, Cause, Circumstances, LeftBehind, READ_DEADLINE, WriteError, WriterCommand,
+    Cause, ChildCommand, Circumstances, LookError, READ_DEADLINE, WriteError,
+    protocol::{Answer, Ask},
     running::{Servant, Unanswered},
 };
 use crate::{
@@ -20,29 +21,10 @@ pub struct Writer {
     servant: Servant,
 }
 
-/// A function that could not be read through the child.
-#[derive(Debug, thiserror::Error)]
-pub enum LookError {
-    /// The child said why.
-    #[error(transparent)]
-    Function(#[from] FunctionError),
-    /// The kernel did not answer in time, and the child was left behind.
-    #[error(
-        "PCI function {address}: the kernel does not answer; it is being bound or unbound, and that hangs (a VM may have it \
-         open, or its driver waits; the kernel log may say for what)"
-    )]
-    Late {
-        /// The function.
-        address: Address,
-        /// The child that still waits.
-        child: LeftBehind,
-    },
-}
-
 impl Writer {
     /// A writer on `host`.
     #[must_use]
-    pub fn new(command: &WriterCommand, host: &Host) -> Self {
+    pub fn new(command: &ChildCommand, host: &Host) -> Self {
         Self { servant: Servant::new(command, host) }
     }
 

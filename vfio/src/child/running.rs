@@ -12,14 +12,17 @@ use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
 };
 
-use super::{Answer, Ask, WriterCommand};
+use super::{
+    ChildCommand,
+    protocol::{Answer, Ask},
+};
 use crate::host::Host;
 
 /// A child process that is started with the first thing asked of it. Dropping it closes the child's pipe, upon which the
 /// child ends.
 #[derive(Debug)]
 pub(super) struct Servant {
-    pub(super) command: WriterCommand,
+    pub(super) command: ChildCommand,
     pub(super) host: Host,
     running: Option<Running>,
 }
@@ -36,7 +39,7 @@ pub(super) enum Unanswered {
 }
 
 impl Servant {
-    pub(super) fn new(command: &WriterCommand, host: &Host) -> Self {
+    pub(super) fn new(command: &ChildCommand, host: &Host) -> Self {
         Self { command: command.clone(), host: host.clone(), running: None }
     }
 
@@ -102,7 +105,7 @@ enum Waited {
 }
 
 impl Running {
-    fn start(command: &WriterCommand, host: &Host) -> io::Result<Self> {
+    fn start(command: &ChildCommand, host: &Host) -> io::Result<Self> {
         let mut child = Command::new(&command.program)
             .args(&command.arguments)
             .arg(host.root())

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{LeftBehind, LookError, WriterCommand, parent::look, running::Servant};
+use super::{ChildCommand, LeftBehind, LookError, running::Servant, writer::look};
 use crate::{
     host::{Host, ReadError},
     pci::{Address, Function, FunctionError, Functions, functions_by, read_busy},
@@ -19,7 +19,7 @@ pub struct Reader {
 impl Reader {
     /// A reader of `host`'s functions, through `command`, whose child need not serve writes.
     #[must_use]
-    pub fn new(command: &WriterCommand, host: &Host) -> Self {
+    pub fn new(command: &ChildCommand, host: &Host) -> Self {
         Self { servant: Servant::new(command, host), late: BTreeMap::new() }
     }
 

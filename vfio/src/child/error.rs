@@ -1,88 +1,13 @@
-//! The one seam through which every kernel write goes: a child process, one per group and transaction.
-//!
-//! A kernel write can block for ever (a vfio unbind waits until the VM lets go). A blocked thread would keep a killed
-//! agent's sockets accepting; a blocked child does not. So the agent starts its own binary under a hidden subcommand,
-//! and speaks with it in lines of JSON over the child's standard input and output:
-//!
-//! ```text
-//!   agent                                child
-//!   Ask::Prepare(write)  ───────────▶    opens the file; nothing has happened yet
-//!                        ◀───────────    Answer::Ready            (or Failed: the file cannot be opened)
-//!   makes the journal entry durable
-//!   Ask::Go              ───────────▶    writes
-//!                        ◀───────────    Answer::Done             (or Failed: the kernel's errno)
-//! ```
-//! Functions are read through it as well ([`Reader`]), since some of their attributes are answered under the lock that a
-//! hanging write holds.
-//!
-//! When the pipe closes, the child ends without another write. Past the deadline the child is left behind
-//! ([`LeftBehind`]); it holds no descriptor but its pipe.
-
-mod cause;
-mod child;
-mod module;
-mod parent;
-mod reader;
-mod running;
+//! Why a write was not made, or a function not read, through a child.
 
 use std::{io, path::PathBuf, time::Duration};
 
-use serde::{Deserialize, Serialize};
-
-pub use cause::{Cause, Circumstances, Lockdown, Refused};
-pub use child::{ServeError, serve, serve_looks};
-pub use parent::{LookError, Writer};
-pub use reader::Reader;
-pub use running::LeftBehind;
-
+use super::{Cause, LeftBehind};
 use crate::{
-    pci::{Address, Function},
+    driver::is_vfio,
+    pci::{Address, FunctionError},
     write::Write,
 };
-
-/// How the child is started.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct WriterCommand {
-    /// The binary: in production the agent's own (`/proc/self/exe`).
-    pub program: PathBuf,
-    /// Its arguments before the root: the hidden subcommand.
-    pub arguments: Vec<String>,
-    /// How long one step (open, or write) may take. A read may take [`READ_DEADLINE`], or this where it is shorter.
-    pub deadline: Duration,
-}
-
-/// How long reading one function may take. It is microseconds, but for a device that is being bound or unbound.
-pub const READ_DEADLINE: Duration = Duration::from_secs(3);
-
-/// What the agent tells its child.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-enum Ask {
-    /// Get ready for this write, and touch nothing yet.
-    Prepare(Write),
-    /// Do it.
-    Go,
-    /// Read a function.
-    Look(Address),
-}
-
-/// What the child answers.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-enum Answer {
-    /// The file is open.
-    Ready,
-    /// The kernel took it.
-    Done,
-    /// The kernel's error number.
-    Failed(i32),
-    /// A write that the child refuses: it names something that no driver is called.
-    Refused(String),
-    /// The function as it is; nothing where there is none.
-    Function(Option<Box<Function>>),
-    /// Why the function cannot be read.
-    Unreadable(String),
-}
 
 /// A kernel write that did not succeed.
 #[derive(Debug, thiserror::Error)]
@@ -172,10 +97,29 @@ impl WriteError {
     }
 }
 
+/// A function that could not be read through the child.
+#[derive(Debug, thiserror::Error)]
+pub enum LookError {
+    /// The child said why.
+    #[error(transparent)]
+    Function(#[from] FunctionError),
+    /// The kernel did not answer in time, and the child was left behind.
+    #[error(
+        "PCI function {address}: the kernel does not answer; it is being bound or unbound, and that hangs (a VM may have it \
+         open, or its driver waits; the kernel log may say for what)"
+    )]
+    Late {
+        /// The function.
+        address: Address,
+        /// The child that still waits.
+        child: LeftBehind,
+    },
+}
+
 /// What a late write means for people.
 fn late_meaning(write: &Write) -> &'static str {
     match write {
-        Write::Unbind { driver, .. } if crate::driver::is_vfio(driver) => {
+        Write::Unbind { driver, .. } if is_vfio(driver) => {
             "a VM still has the device open, and the unbind has already asked it to give the device up; \
              the group is left alone until that write ends"
         }

@@ -11,7 +11,10 @@ use nix::{
     unistd::{self, Pid},
 };
 
-use super::{Answer, Ask, module};
+use super::{
+    module,
+    protocol::{Answer, Ask},
+};
 use crate::{
     host::{Host, Kernel},
     pci::{self, Address},

@@ -12,11 +12,11 @@ use tokio::{
     sync::{mpsc, oneshot},
     task::JoinSet,
 };
-use vfio::{child::ChildCommand, host::Host, write::Write};
+use vfio::{child::ChildCommand, host::Host, process::ProcessId, write::Write};
 
 use crate::{
     execute::{KernelPort, Outcome, Recorder, carry_out, load_modules},
-    journal::{Journal, JournalError, Store, WriterId},
+    journal::{Journal, JournalError, Store},
     plan::{Move, Plan, Prior},
 };
 
@@ -26,7 +26,7 @@ pub struct Announce {
     group: u32,
     write: Write,
     prior: Option<Prior>,
-    writer: WriterId,
+    writer: ProcessId,
     go: oneshot::Sender<Result<(), JournalError>>,
 }
 
@@ -156,7 +156,7 @@ impl Recorder for ChannelRecorder {
         group: u32,
         write: &Write,
         prior: Option<&Prior>,
-        writer: WriterId,
+        writer: ProcessId,
     ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         let (go, wait) = oneshot::channel();
         let announce = Announce { group, write: write.clone(), prior: prior.cloned(), writer, go };

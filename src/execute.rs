@@ -8,13 +8,11 @@ use vfio::{
     host::Host,
     modules::{Load, ModuleName, Modules, driver_directory},
     pci::{Address, Function},
+    process::ProcessId,
     write::Write,
 };
 
-use crate::{
-    journal::WriterId,
-    plan::{Move, Prior},
-};
+use crate::plan::{Move, Prior};
 
 /// The most writes that a move can need: override, unbind, probe, override.
 const MOST_WRITES: usize = 4;
@@ -51,7 +49,7 @@ pub trait Recorder {
         group: u32,
         write: &Write,
         prior: Option<&Prior>,
-        writer: WriterId,
+        writer: ProcessId,
     ) -> Result<(), Box<dyn std::error::Error + Send + Sync>>;
 }
 
@@ -95,7 +93,7 @@ impl<R: Recorder> Port for KernelPort<R> {
     fn write(&mut self, write: &Write, prior: Option<&Prior>) -> Result<(), WriteError> {
         let Self { group, writer, recorder, .. } = self;
         let started = std::time::Instant::now();
-        let result = writer.write(write, |pid| recorder.announce(*group, write, prior, WriterId::of(pid)));
+        let result = writer.write(write, |pid| recorder.announce(*group, write, prior, ProcessId::of(pid)));
         match &result {
             Ok(()) => tracing::info!(group = *group, elapsed = ?started.elapsed(), "{write}"),
             Err(error) => tracing::warn!(group = *group, code = error.code(), "{error}"),

@@ -9,6 +9,7 @@
 //! * [`holders`]: which processes have a device open
 //! * [`modules`]: which modules are there or can be loaded, and the vfio driver made for a function
 //! * [`nvidia`]: the host driver's own device nodes
+//! * [`process`]: a process of this machine, told from a later one with the same number
 //! * [`mod@write`]: the kernel writes that exist, as data
 //! * [`child`]: the child processes: the one seam through which writes go, and the reads that may block, each under a deadline
 //! * [`sim`]: a simulated kernel over a directory tree
@@ -28,5 +29,6 @@ pub mod modules;
 pub mod nvidia;
 pub mod pci;
 mod printable;
+pub mod process;
 pub mod sim;
 pub mod write;

@@ -2,6 +2,8 @@
 
 use std::{io, path::PathBuf, time::Duration};
 
+use reason::{Code, Coded};
+
 use super::{Cause, LeftBehind};
 use crate::{
     driver::is_vfio,
@@ -70,29 +72,25 @@ pub enum WriteError {
     },
 }
 
-impl WriteError {
-    /// Whether the same write may succeed later, with nothing changed by people.
-    #[must_use]
-    pub fn retryable(&self) -> bool {
+impl Coded for WriteError {
+    fn code(&self) -> Code {
+        match self {
+            Self::Kernel { .. } => Code::KernelRefused,
+            Self::Late { .. } => Code::Wedged,
+            Self::ChildEnded { .. } => Code::WriterEnded,
+            Self::Refused { .. } => Code::WriteRefused,
+            Self::Start { .. } => Code::WriterNotStarted,
+            Self::NotRecorded { .. } => Code::NotRecorded,
+        }
+    }
+
+    fn retryable(&self) -> bool {
         match self {
             Self::Kernel { cause, .. } => cause.retryable(),
             Self::Late { .. } | Self::ChildEnded { .. } | Self::Start { .. } | Self::NotRecorded { .. } => {
                 true
             }
             Self::Refused { .. } => false,
-        }
-    }
-
-    /// A stable name for metrics and conditions.
-    #[must_use]
-    pub fn code(&self) -> &'static str {
-        match self {
-            Self::Kernel { .. } => "KernelRefused",
-            Self::Late { .. } => "Wedged",
-            Self::ChildEnded { .. } => "WriterEnded",
-            Self::Refused { .. } => "WriteRefused",
-            Self::Start { .. } => "WriterNotStarted",
-            Self::NotRecorded { .. } => "NotRecorded",
         }
     }
 }
@@ -114,6 +112,22 @@ pub enum LookError {
         /// The child that still waits.
         child: LeftBehind,
     },
+}
+
+impl Coded for LookError {
+    fn code(&self) -> Code {
+        match self {
+            Self::Function(_) => Code::Unreadable,
+            Self::Late { .. } => Code::Busy,
+        }
+    }
+
+    /// A function that cannot be read now may be there again at the next look; one whose lock is held may be let go.
+    fn retryable(&self) -> bool {
+        match self {
+            Self::Function(_) | Self::Late { .. } => true,
+        }
+    }
 }
 
 /// What a late write means for people.

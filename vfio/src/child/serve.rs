@@ -10,6 +10,7 @@ use nix::{
     errno::Errno,
     unistd::{self, Pid},
 };
+use reason::{Code, Coded};
 
 use super::{
     module,
@@ -31,6 +32,23 @@ pub enum ServeError {
     /// Something else than the agent wrote into it.
     #[error("the agent's message is not understood")]
     Message(#[from] serde_json::Error),
+}
+
+impl Coded for ServeError {
+    fn code(&self) -> Code {
+        match self {
+            Self::Pipe(_) => Code::PipeFailed,
+            Self::Message(_) => Code::InvalidRequest,
+        }
+    }
+
+    /// The agent starts another child, with another pipe; what one child does not understand, the next will not either.
+    fn retryable(&self) -> bool {
+        match self {
+            Self::Pipe(_) => true,
+            Self::Message(_) => false,
+        }
+    }
 }
 
 /// Serves writes on `host` until `input` ends.

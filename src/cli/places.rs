@@ -106,6 +106,7 @@ fn reader_command() -> ChildCommand {
 /// How this binary makes its kernel writes.
 pub fn writer_command(deadline: Duration) -> ChildCommand {
     ChildCommand {
+        name: env!("CARGO_PKG_NAME").to_owned(),
         // The running file itself, whatever has been put in its place since.
         program: PathBuf::from("/proc/self/exe"),
         arguments: vec![KERNEL_WRITER.to_owned()],

@@ -178,14 +178,24 @@ pub fn health(state: &StandinState, resource: &str, id: &str) -> Option<bool> {
     Some(state.resources.get(resource)?.devices.get(id)?.healthy)
 }
 
+/// How this test's binary does the work of a child.
+pub fn child(subcommand: &str) -> ChildCommand {
+    ChildCommand {
+        name: "vfiod".to_owned(),
+        program: vfiod(),
+        arguments: vec![subcommand.to_owned()],
+        deadline: LIMIT,
+    }
+}
+
 /// The times of an agent in a test: what waits for others is looked at again soon.
 pub fn settings(node: &Node) -> Settings {
     Settings {
         host: node.sim.host().clone(),
         kubelet: node.kubelet_dir(),
         store: Store::new(&node.dir.path().join("var/lib/vfiod")),
-        writer: ChildCommand { program: vfiod(), arguments: vec![KERNEL_WRITER.to_owned()], deadline: LIMIT },
-        reader: ChildCommand { program: vfiod(), arguments: vec![KERNEL_READER.to_owned()], deadline: LIMIT },
+        writer: child(KERNEL_WRITER),
+        reader: child(KERNEL_READER),
         naming: Naming::default(),
         hold_grace: LIMIT,
         rescan: Duration::from_millis(100),

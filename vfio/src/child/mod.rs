@@ -24,6 +24,7 @@
 
 mod cause;
 mod error;
+mod left_behind;
 mod module;
 mod protocol;
 mod reader;
@@ -35,14 +36,16 @@ use std::{path::PathBuf, time::Duration};
 
 pub use cause::{Cause, Circumstances, Lockdown, Refused};
 pub use error::{LookError, WriteError};
+pub use left_behind::LeftBehind;
 pub use reader::Reader;
-pub use running::LeftBehind;
 pub use serve::{ServeError, serve, serve_looks};
 pub use writer::Writer;
 
 /// How a child is started.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChildCommand {
+    /// What it is called in `ps`: its argument before all others. What it does stands in the next one.
+    pub name: String,
     /// The binary: in production the agent's own (`/proc/self/exe`).
     pub program: PathBuf,
     /// Its arguments before the root: the hidden subcommand.

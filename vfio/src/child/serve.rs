@@ -2,12 +2,14 @@
 #![expect(clippy::disallowed_methods, reason = "this is the seam that the kernel is written through")]
 
 use std::{
+    ffi::CStr,
     fs::{self, File, OpenOptions},
     io::{self, BufRead, Write as _},
 };
 
 use nix::{
     errno::Errno,
+    sys::prctl,
     unistd::{self, Pid},
 };
 use reason::{Code, Coded};
@@ -51,6 +53,10 @@ impl Coded for ServeError {
     }
 }
 
+/// What the children call themselves (`/proc/PID/comm`, at most 15 characters).
+const WRITER: &CStr = c"kernel-writer";
+const READER: &CStr = c"kernel-reader";
+
 /// Serves writes on `host` until `input` ends.
 ///
 /// The first thing it does is to close every inherited descriptor but the pipe's: a child left behind in a blocked write
@@ -61,7 +67,7 @@ impl Coded for ServeError {
 pub fn serve(host: &Host, input: impl BufRead, output: impl io::Write) -> Result<(), ServeError> {
     let agent = unistd::getppid();
     let mut prepared: Option<(Write, Prepared)> = None;
-    answer_all(input, output, |ask| match ask {
+    answer_all(WRITER, input, output, |ask| match ask {
         Ask::Prepare(write) => match prepare(host, &write) {
             Ok(ready) => {
                 prepared = Some((write, ready));
@@ -85,7 +91,7 @@ pub fn serve(host: &Host, input: impl BufRead, output: impl io::Write) -> Result
 /// # Errors
 /// As [`serve`].
 pub fn serve_looks(host: &Host, input: impl BufRead, output: impl io::Write) -> Result<(), ServeError> {
-    answer_all(input, output, |ask| match ask {
+    answer_all(READER, input, output, |ask| match ask {
         Ask::Look(address) => look(host, address),
         Ask::Prepare(_) | Ask::Go => Answer::Failed(Errno::EPERM as i32),
     })
@@ -99,11 +105,14 @@ fn look(host: &Host, address: Address) -> Answer {
 }
 
 fn answer_all(
+    name: &CStr,
     mut input: impl BufRead,
     mut output: impl io::Write,
     mut answer: impl FnMut(Ask) -> Answer,
 ) -> Result<(), ServeError> {
     close_inherited();
+    // A name is for people: without one the child does its work all the same.
+    let _ = prctl::set_name(name);
     let mut line = String::new();
     loop {
         line.clear();

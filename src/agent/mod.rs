@@ -64,7 +64,7 @@ pub struct Settings {
     pub store: Store,
     /// How kernel writes are made.
     pub writer: ChildCommand,
-    /// How functions are read.
+    /// How functions and processes are looked at.
     pub reader: ChildCommand,
     /// What names the offers.
     pub naming: Naming,
@@ -119,7 +119,7 @@ pub struct Agent {
     gate: BTreeSet<u32>,
     troubles: BTreeMap<u32, Trouble>,
     wedged: BTreeMap<u32, LeftBehind>,
-    /// What reads the functions, between looks.
+    /// What looks at functions and processes, between looks.
     reader: Option<Reader>,
     /// The look under way.
     looking: JoinSet<(Reader, Result<Inventory, String>)>,

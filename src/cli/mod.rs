@@ -29,7 +29,7 @@ use crate::{
 /// The hidden subcommand under which the binary makes kernel writes for its agent.
 pub const KERNEL_WRITER: &str = "kernel-writer";
 
-/// The hidden subcommand under which it reads functions, some of whose attributes may block.
+/// The hidden subcommand under which it looks at functions and processes, where that may block.
 pub const KERNEL_READER: &str = "kernel-reader";
 
 /// Hands a Kubernetes node's GPUs to virtual machines and takes them back.

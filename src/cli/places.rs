@@ -83,8 +83,8 @@ impl Places {
     }
 
     pub fn observe(&self) -> Result<Inventory, Failure> {
-        let functions = Reader::new(&reader_command(), &self.host).functions(&BTreeSet::new())?;
-        Ok(observe(&self.host, functions)?)
+        let mut reader = Reader::new(&reader_command(), &self.host);
+        Ok(observe(&self.host, &mut reader, &BTreeSet::new())?)
     }
 }
 
@@ -98,7 +98,7 @@ pub fn naming(root: &Path, config: &Config) -> Naming {
     Naming { names: loaded.names, aliases }
 }
 
-/// How this binary reads functions.
+/// How this binary looks at functions and processes.
 fn reader_command() -> ChildCommand {
     ChildCommand { arguments: vec![KERNEL_READER.to_owned()], ..writer_command(READ_DEADLINE) }
 }

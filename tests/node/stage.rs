@@ -160,11 +160,20 @@ impl Node {
 
     /// The writers of this node that live, by process id.
     pub fn writers(&self) -> Vec<u32> {
+        self.children(KERNEL_WRITER)
+    }
+
+    /// The readers.
+    pub fn readers(&self) -> Vec<u32> {
+        self.children(KERNEL_READER)
+    }
+
+    fn children(&self, subcommand: &str) -> Vec<u32> {
         let root = self.dir.path().to_str().unwrap();
         let mine = |pid: &u32| {
             let cmdline = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
             let words: Vec<_> = cmdline.split(|byte| *byte == 0).collect();
-            words.get(1) == Some(&KERNEL_WRITER.as_bytes()) && words.contains(&root.as_bytes())
+            words.get(1) == Some(&subcommand.as_bytes()) && words.contains(&root.as_bytes())
         };
         let names = std::fs::read_dir("/proc")
             .unwrap()

@@ -60,12 +60,19 @@ pub struct LeftBehind {
     /// Taken out once it has ended.
     child: Option<Child>,
     /// Kept open, so that the child's late report does not meet a closed pipe.
-    _output: Option<ChildStdout>,
+    output: Option<ChildStdout>,
 }
 
 impl LeftBehind {
     pub(super) fn new(child: Child, output: Option<ChildStdout>) -> Self {
-        Self { pid: child.id(), child: Some(child), _output: output }
+        Self { pid: child.id(), child: Some(child), output }
+    }
+
+    /// Closes its output too: what it has yet to say does not fit a pipe that nobody reads, and it would never end.
+    #[must_use]
+    pub(super) fn hang_up(mut self) -> Self {
+        self.output = None;
+        self
     }
 
     /// Its process id.

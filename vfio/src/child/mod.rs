@@ -15,6 +15,10 @@
 //!
 //!   Ask::Look(address)   ───────────▶    reads a function
 //!                        ◀───────────    Answer::Function         (or Unreadable: why)
+//!   Ask::Life(address)   ───────────▶    looks whether it answers
+//!                        ◀───────────    Answer::Life
+//!   Ask::Holders(nodes)  ───────────▶    goes through all processes
+//!                        ◀───────────    Answer::Seen, many times, up to Seen::End
 //! ```
 //! [`Writer`] is the one seam through which every kernel write goes, one child per group and transaction; [`Reader`] looks at
 //! the node. Both are the parent's side; [`serve`] and [`serve_looks`] are the child's.
@@ -25,10 +29,12 @@
 mod cause;
 mod error;
 mod left_behind;
+mod lives;
 mod module;
 mod protocol;
 mod reader;
 mod running;
+mod scan;
 mod serve;
 mod writer;
 
@@ -54,5 +60,6 @@ pub struct ChildCommand {
     pub deadline: Duration,
 }
 
-/// How long reading one function may take. It is microseconds, but for a device that is being bound or unbound.
+/// How long reading one function, or the next step of a walk through all processes, may take. It is microseconds, but for a
+/// device that is being bound or unbound, and a process that hangs in the kernel.
 pub const READ_DEADLINE: Duration = Duration::from_secs(3);

@@ -3,7 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    pci::{Address, Function},
+    holders::{Request, Seen},
+    pci::{Address, Function, life},
     write::Write,
 };
 
@@ -17,6 +18,10 @@ pub(super) enum Ask {
     Go,
     /// Read a function.
     Look(Address),
+    /// Look whether a function answers.
+    Life(Address),
+    /// Look for holders. Many answers: all that is seen, up to its end.
+    Holders(Request),
 }
 
 /// What the child answers.
@@ -35,4 +40,8 @@ pub(super) enum Answer {
     Function(Option<Box<Function>>),
     /// Why the function cannot be read.
     Unreadable(String),
+    /// How the function answered.
+    Life(life::Answer),
+    /// What is seen of the processes.
+    Seen(Seen),
 }

@@ -17,7 +17,7 @@ use nix::{
 };
 
 use super::{
-    ChildCommand,
+    ChildCommand, READ_DEADLINE,
     left_behind::{LeftBehind, part_from, reap},
     protocol::{Answer, Ask},
 };
@@ -59,6 +59,34 @@ impl Servant {
             Waited::Done(()) => self.wait(running, until),
             Waited::Ended => Err(Unanswered::Ended(running.pid)),
             Waited::Late => Err(running.late()),
+        }
+    }
+
+    /// How long a read may take.
+    pub(super) fn read_deadline(&self) -> Duration {
+        self.command.deadline.min(READ_DEADLINE)
+    }
+
+    /// Asks the child for a read. One that ended (a fault, a kill) is replaced once: reading again does no harm.
+    pub(super) fn read(&mut self, ask: &Ask) -> Result<(u32, Answer), Unanswered> {
+        let deadline = self.read_deadline();
+        match self.ask(ask, deadline) {
+            Err(Unanswered::Ended(_)) => self.ask(ask, deadline),
+            other => other,
+        }
+    }
+
+    /// Parts from the child: it said what it was not asked.
+    pub(super) fn dismiss(&mut self) {
+        self.running = None;
+    }
+
+    /// A further answer to what was asked last.
+    pub(super) fn more(&mut self, deadline: Duration) -> Result<Answer, Unanswered> {
+        match self.running.take() {
+            Some(running) => self.wait(running, Instant::now() + deadline).map(|(_, answer)| answer),
+            // Whoever got no answer does not ask for more of it.
+            None => Err(Unanswered::NotStarted(io::ErrorKind::NotConnected.into())),
         }
     }
 
@@ -295,5 +323,13 @@ mod tests {
         let mut nobody = shell("");
         nobody.command.program = "/nonexistent".into();
         assert!(matches!(nobody.ask(&Ask::Go, LONG), Err(Unanswered::NotStarted(_))));
+        assert!(nobody.more(LONG).is_err());
+    }
+
+    #[test]
+    fn one_question_may_have_several_answers() {
+        let mut servant = shell("read -r line; echo '\"ready\"'; echo '\"done\"'; read -r line; sleep 9");
+        assert!(matches!(servant.ask(&Ask::Go, LONG), Ok((_, Answer::Ready))));
+        assert!(matches!(servant.more(LONG), Ok(Answer::Done)));
     }
 }

@@ -19,8 +19,9 @@ use super::{
     protocol::{Answer, Ask},
 };
 use crate::{
+    holders::walk,
     host::{Host, Kernel},
-    pci::{self, Address},
+    pci::{self, life},
     sim,
     write::Write,
 };
@@ -67,22 +68,22 @@ const READER: &CStr = c"kernel-reader";
 pub fn serve(host: &Host, input: impl BufRead, output: impl io::Write) -> Result<(), ServeError> {
     let agent = unistd::getppid();
     let mut prepared: Option<(Write, Prepared)> = None;
-    answer_all(WRITER, input, output, |ask| match ask {
-        Ask::Prepare(write) => match prepare(host, &write) {
+    answer_all(WRITER, input, output, |ask, say| match ask {
+        Ask::Prepare(write) => say(match prepare(host, &write) {
             Ok(ready) => {
                 prepared = Some((write, ready));
                 Answer::Ready
             }
             Err(answer) => answer,
-        },
+        }),
         // Without a prepared write there is nothing to do: ENODATA, and nothing is touched.
-        Ask::Go => match prepared.take() {
+        Ask::Go => say(match prepared.take() {
             None => Answer::Failed(Errno::ENODATA as i32),
             Some((write, ready)) => {
                 carry_out(host, &write, ready, agent).map_or_else(|e| failed(&e), |()| Answer::Done)
             }
-        },
-        Ask::Look(address) => look(host, address),
+        }),
+        Ask::Look(_) | Ask::Life(_) | Ask::Holders(_) => read(host, ask, say),
     })
 }
 
@@ -91,16 +92,21 @@ pub fn serve(host: &Host, input: impl BufRead, output: impl io::Write) -> Result
 /// # Errors
 /// As [`serve`].
 pub fn serve_looks(host: &Host, input: impl BufRead, output: impl io::Write) -> Result<(), ServeError> {
-    answer_all(READER, input, output, |ask| match ask {
-        Ask::Look(address) => look(host, address),
-        Ask::Prepare(_) | Ask::Go => Answer::Failed(Errno::EPERM as i32),
-    })
+    answer_all(READER, input, output, |ask, say| read(host, ask, say))
 }
 
-fn look(host: &Host, address: Address) -> Answer {
-    match pci::read(host, address) {
-        Ok(function) => Answer::Function(function.map(Box::new)),
-        Err(error) => Answer::Unreadable(error.to_string()),
+/// Says one answer to the agent.
+type Say<'a> = dyn FnMut(Answer) -> Result<(), ServeError> + 'a;
+
+fn read(host: &Host, ask: Ask, say: &mut Say<'_>) -> Result<(), ServeError> {
+    match ask {
+        Ask::Prepare(_) | Ask::Go => say(Answer::Failed(Errno::EPERM as i32)),
+        Ask::Look(address) => say(match pci::read(host, address) {
+            Ok(function) => Answer::Function(function.map(Box::new)),
+            Err(error) => Answer::Unreadable(error.to_string()),
+        }),
+        Ask::Life(address) => say(Answer::Life(life::look(host, address, false))),
+        Ask::Holders(request) => walk(host, &request, &mut |seen| say(Answer::Seen(seen))),
     }
 }
 
@@ -108,21 +114,24 @@ fn answer_all(
     name: &CStr,
     mut input: impl BufRead,
     mut output: impl io::Write,
-    mut answer: impl FnMut(Ask) -> Answer,
+    mut answer: impl FnMut(Ask, &mut Say<'_>) -> Result<(), ServeError>,
 ) -> Result<(), ServeError> {
     close_inherited();
     // A name is for people: without one the child does its work all the same.
     let _ = prctl::set_name(name);
     let mut line = String::new();
+    let mut say = |answer: Answer| {
+        let mut text = serde_json::to_string(&answer)?;
+        text.push('\n');
+        output.write_all(text.as_bytes())?;
+        Ok(output.flush()?)
+    };
     loop {
         line.clear();
         if input.read_line(&mut line)? == 0 {
             return Ok(());
         }
-        let mut text = serde_json::to_string(&answer(serde_json::from_str(&line)?))?;
-        text.push('\n');
-        output.write_all(text.as_bytes())?;
-        output.flush()?;
+        answer(serde_json::from_str(&line)?, &mut say)?;
     }
 }
 

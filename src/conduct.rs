@@ -12,11 +12,11 @@ use tokio::{
     sync::{mpsc, oneshot},
     task::JoinSet,
 };
-use vfio::{host::Host, write::Write, writer::WriterCommand};
+use vfio::{child::ChildCommand, host::Host, process::ProcessId, write::Write};
 
 use crate::{
     execute::{KernelPort, Outcome, Recorder, carry_out, load_modules},
-    journal::{Journal, JournalError, Store, WriterId},
+    journal::{Journal, JournalError, Store},
     plan::{Move, Plan, Prior},
 };
 
@@ -26,7 +26,7 @@ pub struct Announce {
     group: u32,
     write: Write,
     prior: Option<Prior>,
-    writer: WriterId,
+    writer: ProcessId,
     go: oneshot::Sender<Result<(), JournalError>>,
 }
 
@@ -106,7 +106,7 @@ pub struct Conduct {
 impl Conduct {
     /// Starts the transaction of every group that `plan` moves.
     #[must_use]
-    pub fn start(host: &Host, command: &WriterCommand, plan: &Plan) -> Self {
+    pub fn start(host: &Host, command: &ChildCommand, plan: &Plan) -> Self {
         let (send, announces) = mpsc::channel(1);
         let mut groups = JoinSet::new();
         // What is said of several groups is said once.
@@ -156,7 +156,7 @@ impl Recorder for ChannelRecorder {
         group: u32,
         write: &Write,
         prior: Option<&Prior>,
-        writer: WriterId,
+        writer: ProcessId,
     ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         let (go, wait) = oneshot::channel();
         let announce = Announce { group, write: write.clone(), prior: prior.cloned(), writer, go };

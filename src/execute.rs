@@ -2,19 +2,18 @@
 
 use std::fmt;
 
+use reason::{Coded, chain};
 use vfio::{
+    child::{ChildCommand, LeftBehind, LookError, WriteError, Writer},
     driver::{Binding, Next, Target, Wanted, is_vfio, next},
     host::Host,
     modules::{Load, ModuleName, Modules, driver_directory},
     pci::{Address, Function},
+    process::ProcessId,
     write::Write,
-    writer::{LeftBehind, LookError, WriteError, Writer, WriterCommand},
 };
 
-use crate::{
-    journal::WriterId,
-    plan::{Move, Prior},
-};
+use crate::plan::{Move, Prior};
 
 /// The most writes that a move can need: override, unbind, probe, override.
 const MOST_WRITES: usize = 4;
@@ -51,7 +50,7 @@ pub trait Recorder {
         group: u32,
         write: &Write,
         prior: Option<&Prior>,
-        writer: WriterId,
+        writer: ProcessId,
     ) -> Result<(), Box<dyn std::error::Error + Send + Sync>>;
 }
 
@@ -66,7 +65,7 @@ pub struct KernelPort<R> {
 impl<R: Recorder> KernelPort<R> {
     /// A port for one transaction on `group`.
     #[must_use]
-    pub fn new(host: &Host, command: &WriterCommand, group: u32, recorder: R) -> Self {
+    pub fn new(host: &Host, command: &ChildCommand, group: u32, recorder: R) -> Self {
         Self { group, host: host.clone(), writer: Writer::new(command, host), recorder }
     }
 }
@@ -95,10 +94,10 @@ impl<R: Recorder> Port for KernelPort<R> {
     fn write(&mut self, write: &Write, prior: Option<&Prior>) -> Result<(), WriteError> {
         let Self { group, writer, recorder, .. } = self;
         let started = std::time::Instant::now();
-        let result = writer.write(write, |pid| recorder.announce(*group, write, prior, WriterId::of(pid)));
+        let result = writer.write(write, |pid| recorder.announce(*group, write, prior, ProcessId::of(pid)));
         match &result {
             Ok(()) => tracing::info!(group = *group, elapsed = ?started.elapsed(), "{write}"),
-            Err(error) => tracing::warn!(group = *group, code = error.code(), "{error}"),
+            Err(error) => tracing::warn!(group = *group, code = error.code().as_str(), "{}", chain(error)),
         }
         result
     }
@@ -117,7 +116,7 @@ pub enum MoveError {
         address: Address,
     },
     /// The function could not be read back.
-    #[error("it cannot be read back: {0}")]
+    #[error("it cannot be read back")]
     Unreadable(#[from] LookError),
     /// All writes succeeded, and the function is not where it should be.
     #[error(
@@ -138,7 +137,7 @@ impl MoveError {
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {
-            Self::Write(error) => error.code(),
+            Self::Write(error) => error.code().as_str(),
             Self::Gone { .. } => "FunctionGone",
             Self::Unreadable(_) => "Unreadable",
             Self::NotTaken { .. } => "NotTaken",
@@ -186,11 +185,11 @@ impl fmt::Display for Outcome {
         match self {
             Self::Done => f.write_str("done"),
             Self::RolledBack { error } => {
-                write!(f, "{error}; every function of the group is as it was before")
+                write!(f, "{}; every function of the group is as it was before", chain(error))
             }
             Self::Broken { error, rollback } => {
-                let texts: Vec<_> = rollback.iter().map(ToString::to_string).collect();
-                write!(f, "{error}; and the way back failed: {}", texts.join("; "))
+                let texts: Vec<_> = rollback.iter().map(|error| chain(error)).collect();
+                write!(f, "{}; and the way back failed: {}", chain(error), texts.join("; "))
             }
             Self::Wedged { message, .. } => f.write_str(message),
         }
@@ -251,7 +250,7 @@ fn undo<'a>(error: MoveError, begun: impl Iterator<Item = &'a Move>, port: &mut 
 
 /// The child that still waits for the kernel, where that is what the error is about.
 fn left_behind(error: MoveError) -> Result<(String, LeftBehind), MoveError> {
-    let message = error.to_string();
+    let message = chain(&error);
     match error {
         MoveError::Write(WriteError::Late { child, .. })
         | MoveError::Unreadable(LookError::Late { child, .. }) => Ok((message, child)),

@@ -7,15 +7,16 @@ use std::{
 
 use serde::Serialize;
 use vfio::{
+    child::Reader,
     driver::is_vfio,
     drm,
     framebuffer::{self, Claim, Framebuffers},
-    holders::{self, Holder, Holders, Opaque},
+    holders::{Holder, Holders, Opaque},
     host::{Host, ReadError},
     iommu::{self, Blocker, Group},
     modules::{Modules, VfioDriver},
     nvidia::{self, Scope},
-    pci::{self, Address, Function, Functions, Role},
+    pci::{self, Address, Function, Role},
 };
 
 /// What a node looks like at one moment.
@@ -58,12 +59,17 @@ pub struct Open {
 #[error("cannot observe the node: {0}")]
 pub struct ObserveError(#[from] ReadError);
 
-/// Observes the node below `host`, whose functions have been read already: some of their attributes may block, and
-/// [`vfio::writer::Reader`] reads them in a child process.
+/// Observes the node below `host`. What may block of it, functions and processes, is looked at through `reader`; the functions
+/// of `busy` are not asked for, since a write to them has not come back.
 ///
 /// # Errors
 /// When groups, drivers or `/dev` cannot be listed at all. A single unreadable function or process is data.
-pub fn observe(host: &Host, functions: Functions) -> Result<Inventory, ObserveError> {
+pub fn observe(
+    host: &Host,
+    reader: &mut Reader,
+    busy: &BTreeSet<Address>,
+) -> Result<Inventory, ObserveError> {
+    let functions = reader.functions(busy)?;
     let groups = iommu::groups(host, &functions)?;
     let nvidia_nodes = nvidia::nodes(host)?;
     let mut drm_nodes = BTreeMap::new();
@@ -77,14 +83,7 @@ pub fn observe(host: &Host, functions: Functions) -> Result<Inventory, ObserveEr
         .chain(nvidia_nodes.keys().cloned())
         .chain(drm_nodes.keys().cloned())
         .collect();
-    let holders = match holders::scan(host, nodes) {
-        Ok(holders) => holders,
-        // Without a process list nothing is known of any process: not known is in use.
-        Err(error) => Holders {
-            opaque: BTreeSet::from([Opaque { pid: 0, reason: error.to_string() }]),
-            ..Holders::default()
-        },
-    };
+    let holders = reader.holders(nodes);
     let drivers = match host.list(&host.sys("bus/pci/drivers")) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
         other => other.unwrap_or_default(),
@@ -197,21 +196,33 @@ impl Inventory {
     /// Which processes have the group, or the host's nodes of one of its functions, open.
     #[must_use]
     pub fn open(&self, group: u32) -> BTreeSet<Open> {
-        self.open_nodes([iommu::group_node(group)], self.members(group))
+        self.open_nodes(self.nodes(Some(group), self.members(group)))
+    }
+
+    /// What may have the group, or the host's nodes of one of its functions, open, and cannot be looked into.
+    pub fn opaque(&self, group: u32) -> impl Iterator<Item = &Opaque> {
+        self.opaque_to(self.nodes(Some(group), self.members(group)))
     }
 
     /// Which processes have one function open: its group, where it is in one, or the host's nodes of the function.
     #[must_use]
     pub fn open_function(&self, function: &Function) -> BTreeSet<Open> {
-        self.open_nodes(function.iommu_group.map(iommu::group_node), [function])
+        self.open_nodes(self.nodes(function.iommu_group, [function]))
     }
 
-    fn open_nodes<'a>(
+    /// What may have one function open, as [`Inventory::open_function`], and cannot be looked into.
+    pub fn opaque_function(&self, function: &Function) -> impl Iterator<Item = &Opaque> {
+        self.opaque_to(self.nodes(function.iommu_group, [function]))
+    }
+
+    /// The nodes that are there of a group and of these functions.
+    fn nodes<'a>(
         &self,
-        groups: impl IntoIterator<Item = String>,
+        group: Option<u32>,
         functions: impl IntoIterator<Item = &'a Function>,
-    ) -> BTreeSet<Open> {
-        let mut nodes: BTreeSet<String> = groups.into_iter().collect();
+    ) -> BTreeSet<String> {
+        let group = group.and_then(|group| self.groups.get(&group));
+        let mut nodes: BTreeSet<String> = group.and_then(|group| group.node.clone()).into_iter().collect();
         let mut on_nvidia = BTreeSet::new();
         let mut addresses = BTreeSet::new();
         for function in functions {
@@ -234,6 +245,14 @@ impl Inventory {
         }));
         let drm = self.drm_nodes.iter().filter(|(_, address)| addresses.contains(address));
         nodes.extend(drm.map(|(node, _)| node.clone()));
+        nodes
+    }
+
+    fn opaque_to(&self, nodes: BTreeSet<String>) -> impl Iterator<Item = &Opaque> {
+        self.holders.opaque.iter().filter(move |opaque| opaque.may_hold(&nodes))
+    }
+
+    fn open_nodes(&self, nodes: BTreeSet<String>) -> BTreeSet<Open> {
         let open = |node: String| {
             self.holders
                 .of(&node)

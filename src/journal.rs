@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use vfio::{
     driver::{Wanted, is_vfio},
     pci::Address,
+    process::ProcessId,
     write::Write,
 };
 
@@ -33,16 +34,7 @@ pub struct Pending {
     #[serde(flatten)]
     pub write: Write,
     /// The process that makes it.
-    pub writer: WriterId,
-}
-
-/// A process, told from a later one with the same number by its start.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct WriterId {
-    /// The process id.
-    pub pid: u32,
-    /// When it started, in clock ticks since boot (`/proc/PID/stat`, field 22); 0 where it had ended already.
-    pub started: u64,
+    pub writer: ProcessId,
 }
 
 /// All that vfiod remembers of a node.
@@ -95,33 +87,6 @@ impl JournalError {
     }
 }
 
-impl WriterId {
-    /// The process `pid` as it is now.
-    #[must_use]
-    pub fn of(pid: u32) -> Self {
-        Self { pid, started: started(pid).unwrap_or(0) }
-    }
-
-    /// Whether that very process still lives (a zombie has come to its end).
-    #[must_use]
-    pub fn alive(self) -> bool {
-        self.started != 0 && started(self.pid) == Some(self.started)
-    }
-}
-
-/// A living process's start, from its own `/proc`: the writers are this machine's processes even where the host's tree
-/// is a simulated one.
-fn started(pid: u32) -> Option<u64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The command, in brackets, may hold anything: fields are counted after its last bracket.
-    let mut fields = stat.rsplit_once(") ")?.1.split(' ');
-    let state = fields.next()?;
-    if state == "Z" {
-        return None;
-    }
-    fields.nth(18)?.parse().ok()
-}
-
 impl Journal {
     /// An empty journal of the boot `boot_id`.
     #[must_use]
@@ -151,7 +116,7 @@ impl Journal {
 
     /// A write is about to be made by `writer`: to a function that was `prior` when this transaction began, or, where it
     /// loads a module, to none.
-    pub fn announce(&mut self, group: u32, write: &Write, prior: Option<&Prior>, writer: WriterId) {
+    pub fn announce(&mut self, group: u32, write: &Write, prior: Option<&Prior>, writer: ProcessId) {
         if let (Some(address), Some(prior)) = (write.function(), prior) {
             self.priors.entry(address).or_insert_with(|| prior.clone());
         }

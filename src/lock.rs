@@ -13,9 +13,7 @@ use nix::{
     errno::Errno,
     fcntl::{Flock, FlockArg},
 };
-use vfio::host::Host;
-
-use crate::journal::WriterId;
+use vfio::{host::Host, process::ProcessId};
 
 /// The lock of all writers of a node, held until it is dropped (or its process ends, however it ends).
 ///
@@ -110,7 +108,7 @@ fn owner(file: &mut File) -> Option<(String, bool)> {
     file.rewind().and_then(|()| file.read_to_string(&mut text)).ok()?;
     let name = text.trim().to_owned();
     let pid: u32 = name.split(' ').next()?.parse().ok()?;
-    let alive = WriterId::of(pid).alive();
+    let alive = ProcessId::of(pid).alive();
     Some((name, alive))
 }
 

@@ -158,9 +158,7 @@ impl Usage {
     #[must_use]
     pub fn of_group(&self, inventory: &Inventory, group: u32) -> BTreeSet<User> {
         let mut users: BTreeSet<User> = inventory.open(group).into_iter().map(User::Process).collect();
-        users.extend(inventory.holders.opaque.iter().map(|process| User::Unknown {
-            reason: format!("process {} cannot be looked into ({})", process.pid, process.reason),
-        }));
+        users.extend(inventory.opaque(group).map(|opaque| User::Unknown { reason: opaque.to_string() }));
         for address in inventory.groups.get(&group).into_iter().flat_map(|group| &group.members) {
             users.extend(self.pods_with(*address).cloned().map(User::Pod));
             if let Some(hold) = self.holds.get(address) {
@@ -201,11 +199,11 @@ impl Usage {
             }
             let waited = hold.shown || now.saturating_sub(hold.answered_at) >= grace;
             let open = match inventory.group_of(*address) {
-                Some(group) => !inventory.open(group).is_empty(),
+                Some(group) => !inventory.open(group).is_empty() || inventory.opaque(group).next().is_some(),
                 // Of what cannot be read, and is in no group known, nothing is known.
-                None => inventory.unreadable.contains_key(address),
+                None => inventory.unreadable.contains_key(address) || !inventory.holders.opaque.is_empty(),
             };
-            if waited && !open && inventory.holders.opaque.is_empty() {
+            if waited && !open {
                 over.push(*address);
             }
         }

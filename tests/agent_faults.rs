@@ -504,6 +504,10 @@ async fn a_writer_has_nothing_open_but_its_pipe() {
     })
     .await;
     assert_eq!(open(writers[0]), BTreeSet::from([0, 1, 2]));
+    // `ps` says whose it is and what it does.
+    let of = |file: &str| fs::read_to_string(format!("/proc/{}/{file}", writers[0])).unwrap();
+    assert!(of("cmdline").starts_with("vfiod\0kernel-writer\0"), "{}", of("cmdline"));
+    assert_eq!(of("comm"), "kernel-writer\n");
     agent.kill();
     assert_eq!(node.writers(), writers);
     node.sim.set_faults(&[]).unwrap();

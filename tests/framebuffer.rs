@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use node::{Node, address, four_groups};
 use proptest::{prelude::*, sample::subsequence, test_runner::TestCaseError};
-use vfio::{driver::is_vfio, pci::Address};
+use vfio::{child::Reader, driver::is_vfio, pci::Address};
 use vfiod::{
     desired::{Consumer, Desired, WorkloadType},
     inventory::observe,
@@ -19,7 +19,7 @@ use vfiod::{
 const REGIONS: [&str; 6] = ["BOOTFB", "efifb", "vesafb", "simplefb", "simpledrm", "efidrm"];
 
 fn look(node: &Node, usage: &Usage) -> (Plan, Vec<Offer>) {
-    let inventory = observe(node.sim.host(), vfio::pci::functions(node.sim.host()).unwrap()).unwrap();
+    let inventory = observe(node.sim.host(), &mut Reader::here(node.sim.host()), &BTreeSet::new()).unwrap();
     let desired = Desired {
         workload_type: WorkloadType::VmPassthrough,
         consumer: Consumer::Kubevirt,

@@ -10,13 +10,14 @@ use nix::{errno::Errno, unistd::Pid};
 use node::{Node, address, four_groups, function};
 use proptest::{prelude::*, sample::select, test_runner::TestCaseError};
 use vfio::{
+    child::{Cause, Circumstances, Reader, WriteError},
     driver::is_vfio,
+    holders,
     host::Host,
     modules::{Availability, ModuleName, Modules, driver_directory},
     pci::{self, Address, Function},
     sim::{Effect, Fault, Moment, Profile, kernel},
     write::Write,
-    writer::{Cause, Circumstances, WriteError},
 };
 use vfiod::{
     desired::{Consumer, Desired, WorkloadType},
@@ -35,7 +36,7 @@ struct InProcess {
 impl InProcess {
     fn circumstances(&self, write: &Write) -> Circumstances {
         let function = write.function().and_then(|address| pci::read(&self.host, address).unwrap());
-        Circumstances::look(&self.host, write, function)
+        Circumstances::look(&self.host, write, function, |node| holders::scan(&self.host, [node]))
     }
 }
 
@@ -72,7 +73,7 @@ fn desired(workload_type: WorkloadType) -> Desired {
 }
 
 fn look(node: &Node) -> Inventory {
-    observe(node.sim.host(), pci::functions(node.sim.host()).unwrap()).unwrap()
+    observe(node.sim.host(), &mut Reader::here(node.sim.host()), &BTreeSet::new()).unwrap()
 }
 
 fn planned(node: &Node, workload_type: WorkloadType, priors: &BTreeMap<Address, Prior>) -> Plan {

@@ -132,6 +132,8 @@ codes! {
     NotViable,
     /// This version does not serve that yet.
     NotYet,
+    /// The pipe between the agent and a child of its own failed.
+    PipeFailed,
     /// The kubelet does not say which pods have devices.
     PodResourcesUnknown,
     /// A file of the kernel's cannot be read.

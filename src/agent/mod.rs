@@ -35,8 +35,8 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 use vfio::{
+    child::{ChildCommand, LeftBehind, Reader},
     host::Host,
-    writer::{LeftBehind, Reader, WriterCommand},
 };
 
 use crate::{
@@ -63,9 +63,9 @@ pub struct Settings {
     /// Where the journal is.
     pub store: Store,
     /// How kernel writes are made.
-    pub writer: WriterCommand,
-    /// How functions are read.
-    pub reader: WriterCommand,
+    pub writer: ChildCommand,
+    /// How functions and processes are looked at.
+    pub reader: ChildCommand,
     /// What names the offers.
     pub naming: Naming,
     /// How long an answered Allocate counts without PodResources having shown it.
@@ -119,7 +119,7 @@ pub struct Agent {
     gate: BTreeSet<u32>,
     troubles: BTreeMap<u32, Trouble>,
     wedged: BTreeMap<u32, LeftBehind>,
-    /// What reads the functions, between looks.
+    /// What looks at functions and processes, between looks.
     reader: Option<Reader>,
     /// The look under way.
     looking: JoinSet<(Reader, Result<Inventory, String>)>,

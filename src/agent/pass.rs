@@ -6,7 +6,7 @@ use std::{
 };
 
 use tokio::time::{Instant, timeout};
-use vfio::writer::Reader;
+use vfio::child::Reader;
 
 use super::{Agent, Trouble, Wake, boot_seconds};
 use crate::{
@@ -77,7 +77,7 @@ impl Agent {
         true
     }
 
-    /// Reads the node on a blocking thread, its functions through a child process.
+    /// Reads the node on a blocking thread, its functions and processes through a child process.
     async fn observe(&mut self) -> Result<Inventory, String> {
         // A look that has not come back is waited for, not joined by another.
         if self.looking.is_empty() {
@@ -88,10 +88,7 @@ impl Agent {
             let hanging = self.journal.pending.iter().filter(|(group, _)| !self.gate.contains(group));
             let busy = hanging.filter_map(|(_, pending)| pending.write.function()).collect();
             self.looking.spawn_blocking(move || {
-                let inventory = reader
-                    .functions(&busy)
-                    .map_err(|error| error.to_string())
-                    .and_then(|functions| observe(&host, functions).map_err(|error| error.to_string()));
+                let inventory = observe(&host, &mut reader, &busy).map_err(|error| error.to_string());
                 (reader, inventory)
             });
         }

@@ -62,7 +62,7 @@ pub fn detail<'a>(
     };
     let holders = inventory.open_function(function);
     // A read of configuration space enters the function, and waits for a guest's reset: not known is in use here too.
-    let held = !holders.is_empty() || !inventory.holders.opaque.is_empty();
+    let held = !holders.is_empty() || inventory.opaque_function(function).next().is_some();
     let details = pci::details(host, function, held);
     let framebuffer = inventory.framebuffers.by_function.get(&address);
     Ok(Detail {

@@ -19,7 +19,7 @@ use std::{
 };
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use vfio::{host::Host, writer};
+use vfio::{child, host::Host};
 
 use crate::{
     desired::{Consumer, Desired, WorkloadType},
@@ -29,7 +29,7 @@ use crate::{
 /// The hidden subcommand under which the binary makes kernel writes for its agent.
 pub const KERNEL_WRITER: &str = "kernel-writer";
 
-/// The hidden subcommand under which it reads functions, some of whose attributes may block.
+/// The hidden subcommand under which it looks at functions and processes, where that may block.
 pub const KERNEL_READER: &str = "kernel-reader";
 
 /// Hands a Kubernetes node's GPUs to virtual machines and takes them back.
@@ -150,8 +150,8 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Unbind(args) => bind::run(&args, WorkloadType::Container),
         Command::Status(args) => status::run(&args),
         Command::Demo(args) => demo::run(&args),
-        Command::KernelWriter { root } => serve(root, writer::serve),
-        Command::KernelReader { root } => serve(root, writer::serve_looks),
+        Command::KernelWriter { root } => serve(root, child::serve),
+        Command::KernelReader { root } => serve(root, child::serve_looks),
     };
     match end {
         Ok(End::Done) => ExitCode::SUCCESS,
@@ -165,7 +165,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
 
 fn serve(
     root: PathBuf,
-    serve: impl FnOnce(&Host, BufReader<io::Stdin>, io::Stdout) -> Result<(), writer::ServeError>,
+    serve: impl FnOnce(&Host, BufReader<io::Stdin>, io::Stdout) -> Result<(), child::ServeError>,
 ) -> Result<End, Failure> {
     serve(&Host::at(root)?, BufReader::new(io::stdin()), io::stdout())?;
     Ok(End::Done)

@@ -7,8 +7,8 @@ use std::{
 };
 
 use vfio::{
+    child::{ChildCommand, READ_DEADLINE, Reader},
     host::Host,
-    writer::{READ_DEADLINE, Reader, WriterCommand},
 };
 
 use super::{Failure, KERNEL_READER, KERNEL_WRITER, NodeArgs};
@@ -83,8 +83,8 @@ impl Places {
     }
 
     pub fn observe(&self) -> Result<Inventory, Failure> {
-        let functions = Reader::new(&reader_command(), &self.host).functions(&BTreeSet::new())?;
-        Ok(observe(&self.host, functions)?)
+        let mut reader = Reader::new(&reader_command(), &self.host);
+        Ok(observe(&self.host, &mut reader, &BTreeSet::new())?)
     }
 }
 
@@ -98,14 +98,15 @@ pub fn naming(root: &Path, config: &Config) -> Naming {
     Naming { names: loaded.names, aliases }
 }
 
-/// How this binary reads functions.
-fn reader_command() -> WriterCommand {
-    WriterCommand { arguments: vec![KERNEL_READER.to_owned()], ..writer_command(READ_DEADLINE) }
+/// How this binary looks at functions and processes.
+fn reader_command() -> ChildCommand {
+    ChildCommand { arguments: vec![KERNEL_READER.to_owned()], ..writer_command(READ_DEADLINE) }
 }
 
 /// How this binary makes its kernel writes.
-pub fn writer_command(deadline: Duration) -> WriterCommand {
-    WriterCommand {
+pub fn writer_command(deadline: Duration) -> ChildCommand {
+    ChildCommand {
+        name: env!("CARGO_PKG_NAME").to_owned(),
         // The running file itself, whatever has been put in its place since.
         program: PathBuf::from("/proc/self/exe"),
         arguments: vec![KERNEL_WRITER.to_owned()],

@@ -15,10 +15,10 @@ use nix::{
 use serde_json::Value;
 use tokio::time::{sleep, timeout};
 use vfio::{
+    child::ChildCommand,
     pci::Address,
     sim::{Profile, Simulation},
     write::Write,
-    writer::WriterCommand,
 };
 use vfiod::{
     agent::{Service, Settings},
@@ -160,11 +160,20 @@ impl Node {
 
     /// The writers of this node that live, by process id.
     pub fn writers(&self) -> Vec<u32> {
+        self.children(KERNEL_WRITER)
+    }
+
+    /// The readers.
+    pub fn readers(&self) -> Vec<u32> {
+        self.children(KERNEL_READER)
+    }
+
+    fn children(&self, subcommand: &str) -> Vec<u32> {
         let root = self.dir.path().to_str().unwrap();
         let mine = |pid: &u32| {
             let cmdline = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
             let words: Vec<_> = cmdline.split(|byte| *byte == 0).collect();
-            words.get(1) == Some(&KERNEL_WRITER.as_bytes()) && words.contains(&root.as_bytes())
+            words.get(1) == Some(&subcommand.as_bytes()) && words.contains(&root.as_bytes())
         };
         let names = std::fs::read_dir("/proc")
             .unwrap()
@@ -178,22 +187,24 @@ pub fn health(state: &StandinState, resource: &str, id: &str) -> Option<bool> {
     Some(state.resources.get(resource)?.devices.get(id)?.healthy)
 }
 
+/// How this test's binary does the work of a child.
+pub fn child(subcommand: &str) -> ChildCommand {
+    ChildCommand {
+        name: "vfiod".to_owned(),
+        program: vfiod(),
+        arguments: vec![subcommand.to_owned()],
+        deadline: LIMIT,
+    }
+}
+
 /// The times of an agent in a test: what waits for others is looked at again soon.
 pub fn settings(node: &Node) -> Settings {
     Settings {
         host: node.sim.host().clone(),
         kubelet: node.kubelet_dir(),
         store: Store::new(&node.dir.path().join("var/lib/vfiod")),
-        writer: WriterCommand {
-            program: vfiod(),
-            arguments: vec![KERNEL_WRITER.to_owned()],
-            deadline: LIMIT,
-        },
-        reader: WriterCommand {
-            program: vfiod(),
-            arguments: vec![KERNEL_READER.to_owned()],
-            deadline: LIMIT,
-        },
+        writer: child(KERNEL_WRITER),
+        reader: child(KERNEL_READER),
         naming: Naming::default(),
         hold_grace: LIMIT,
         rescan: Duration::from_millis(100),

@@ -1,4 +1,4 @@
-//! Where a host's kernel is met: its four roots, and how they are read. Writing goes through [`crate::writer`].
+//! Where a host's kernel is met: its four roots, and how they are read. Writing goes through [`crate::child`].
 
 use std::{
     fs,
@@ -205,16 +205,25 @@ impl Host {
         Ok(names)
     }
 
-    /// The last component of what a link points to, or nothing where there is no link.
+    /// What a link points to, or nothing where there is no link.
     ///
     /// # Errors
     /// With path and cause, for any failure but absence.
-    pub fn link_name(&self, path: &Path) -> Result<Option<String>, ReadError> {
+    pub fn link(&self, path: &Path) -> Result<Option<PathBuf>, ReadError> {
         match fs::read_link(path) {
-            Ok(target) => Ok(target.file_name().map(|name| name.to_string_lossy().into_owned())),
+            Ok(target) => Ok(Some(target)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(ReadError::new("follow", path, &error)),
         }
+    }
+
+    /// The last component of what a link points to, or nothing where there is no link.
+    ///
+    /// # Errors
+    /// As [`Host::link`].
+    pub fn link_name(&self, path: &Path) -> Result<Option<String>, ReadError> {
+        let target = self.link(path)?;
+        Ok(target.and_then(|target| Some(target.file_name()?.to_string_lossy().into_owned())))
     }
 
     /// Which device the node at `path` (or the open file behind a `/proc/PID/fd` link) is, or nothing where it is no

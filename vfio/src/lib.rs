@@ -9,14 +9,16 @@
 //! * [`holders`]: which processes have a device open
 //! * [`modules`]: which modules are there or can be loaded, and the vfio driver made for a function
 //! * [`nvidia`]: the host driver's own device nodes
+//! * [`process`]: a process of this machine, told from a later one with the same number
 //! * [`mod@write`]: the kernel writes that exist, as data
-//! * [`writer`]: the one seam through which they go, in a child process under a deadline
+//! * [`child`]: the child processes: the one seam through which writes go, and the reads that may block, each under a deadline
 //! * [`sim`]: a simulated kernel over a directory tree
 //!
-//! Synchronous, and free of Kubernetes. Reading is a matter of [`host::Host`]; nothing but [`writer`]'s child writes.
+//! Synchronous, and free of Kubernetes. Reading is a matter of [`host::Host`]; nothing but a [`child`] writes.
 
 #![forbid(unsafe_code)]
 
+pub mod child;
 pub mod driver;
 pub mod drm;
 pub mod framebuffer;
@@ -27,6 +29,6 @@ pub mod modules;
 pub mod nvidia;
 pub mod pci;
 mod printable;
+pub mod process;
 pub mod sim;
 pub mod write;
-pub mod writer;

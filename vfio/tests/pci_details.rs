@@ -210,18 +210,18 @@ fn a_function_that_fell_off_the_bus_is_dead_at_the_second_look_only() {
     let node = Node::full();
     let at = address(GPU);
     let first = look(&node.host, at, false);
-    assert_eq!(judge(None, first, APART), Life::Alive);
+    assert_eq!(judge(None, first, APART, APART), Life::Alive);
     put(&node.gpu.join("config"), [0xff; 4096]);
     let second = look(&node.host, at, false);
-    assert_eq!(judge(Some(first), second, APART), Life::Suspect);
+    assert_eq!(judge(Some(first), second, APART, APART), Life::Suspect);
     let third = look(&node.host, at, false);
-    assert_eq!(judge(Some(second), third, APART / 2), Life::Suspect);
-    assert_eq!(judge(Some(second), third, APART), Life::Dead);
+    assert_eq!(judge(Some(second), third, APART / 2, APART), Life::Suspect);
+    assert_eq!(judge(Some(second), third, APART, APART), Life::Dead);
     // It comes back after a reset.
     put(&node.gpu.join("config"), h200());
-    assert_eq!(judge(Some(third), look(&node.host, at, false), APART), Life::Alive);
+    assert_eq!(judge(Some(third), look(&node.host, at, false), APART, APART), Life::Alive);
     fs::remove_file(node.gpu.join("config")).unwrap();
-    assert_eq!(judge(Some(third), look(&node.host, at, false), APART), Life::Unknown);
+    assert_eq!(judge(Some(third), look(&node.host, at, false), APART, APART), Life::Unknown);
 }
 
 #[test]
@@ -240,7 +240,7 @@ fn a_holder_is_named_with_its_pod_program_and_cure() {
     put(&sim.host().proc("77/cgroup"), "0::/system.slice/nvidia-persistenced.service\n");
     sim.start_process(78, "python3", &["/dev/nvidia0"]).unwrap();
 
-    let found = holders::scan(sim.host(), ["/dev/nvidia0".to_owned()]).unwrap();
+    let found = holders::scan(sim.host(), ["/dev/nvidia0".to_owned()]);
     let holders: Vec<_> = found.of("/dev/nvidia0").collect();
     let owners: Vec<_> = holders.iter().map(|holder| holder.owner.clone()).collect();
     assert_eq!(

@@ -1,11 +1,11 @@
 //! Whose a process is, by the control groups that it is in: a pod's, or a host service's.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::printable::printable;
 
 /// Whose a process is.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
 #[serde(tag = "owner", rename_all = "kebab-case")]
 pub enum Owner {
     /// A pod's.

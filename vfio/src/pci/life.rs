@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::{Address, config::HEADER};
 use crate::host::Host;
@@ -20,7 +20,7 @@ const HEADER_TYPE: usize = 0x0e;
 const SHORTEST: usize = 16;
 
 /// What one look at a function's configuration space came to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Answer {
     /// It answers.
@@ -86,15 +86,16 @@ pub fn look(host: &Host, address: Address, held: bool) -> Answer {
     }
 }
 
-/// The verdict of two looks that follow each other directly, the second one `elapsed` after the first. A look at a held
-/// function counts as one: what was silent before a VM had it says nothing of it after.
+/// The verdict of two looks that follow each other directly, the second one `elapsed` after the first, where `apart` is the
+/// shortest time between two that both count ([`APART`]). A look at a held function counts as one: what was silent before a
+/// VM had it says nothing of it after.
 #[must_use]
-pub fn judge(first: Option<Answer>, second: Answer, elapsed: Duration) -> Life {
+pub fn judge(first: Option<Answer>, second: Answer, elapsed: Duration, apart: Duration) -> Life {
     match second {
         Answer::Answers => Life::Alive,
         Answer::Held | Answer::Unreadable => Life::Unknown,
         Answer::AllOnes | Answer::HeaderType7f => {
-            if first.is_some_and(Answer::silent) && elapsed >= APART {
+            if first.is_some_and(Answer::silent) && elapsed >= apart {
                 Life::Dead
             } else {
                 Life::Suspect
@@ -124,14 +125,14 @@ mod tests {
                         _ => Life::Suspect,
                     };
                     assert_eq!(
-                        judge(Some(first), second, elapsed),
+                        judge(Some(first), second, elapsed, APART),
                         expected,
                         "{first:?} {second:?} {elapsed:?}"
                     );
                 }
             }
         }
-        assert_eq!(judge(None, Answer::AllOnes, APART * 60), Life::Suspect);
+        assert_eq!(judge(None, Answer::AllOnes, APART * 60, APART), Life::Suspect);
     }
 
     #[test]

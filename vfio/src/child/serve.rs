@@ -2,19 +2,26 @@
 #![expect(clippy::disallowed_methods, reason = "this is the seam that the kernel is written through")]
 
 use std::{
+    ffi::CStr,
     fs::{self, File, OpenOptions},
     io::{self, BufRead, Write as _},
 };
 
 use nix::{
     errno::Errno,
+    sys::prctl,
     unistd::{self, Pid},
 };
+use reason::{Code, Coded};
 
-use super::{Answer, Ask, module};
+use super::{
+    module,
+    protocol::{Answer, Ask},
+};
 use crate::{
+    holders::walk,
     host::{Host, Kernel},
-    pci::{self, Address},
+    pci::{self, life},
     sim,
     write::Write,
 };
@@ -30,6 +37,27 @@ pub enum ServeError {
     Message(#[from] serde_json::Error),
 }
 
+impl Coded for ServeError {
+    fn code(&self) -> Code {
+        match self {
+            Self::Pipe(_) => Code::PipeFailed,
+            Self::Message(_) => Code::InvalidRequest,
+        }
+    }
+
+    /// The agent starts another child, with another pipe; what one child does not understand, the next will not either.
+    fn retryable(&self) -> bool {
+        match self {
+            Self::Pipe(_) => true,
+            Self::Message(_) => false,
+        }
+    }
+}
+
+/// What the children call themselves (`/proc/PID/comm`, at most 15 characters).
+const WRITER: &CStr = c"kernel-writer";
+const READER: &CStr = c"kernel-reader";
+
 /// Serves writes on `host` until `input` ends.
 ///
 /// The first thing it does is to close every inherited descriptor but the pipe's: a child left behind in a blocked write
@@ -40,22 +68,22 @@ pub enum ServeError {
 pub fn serve(host: &Host, input: impl BufRead, output: impl io::Write) -> Result<(), ServeError> {
     let agent = unistd::getppid();
     let mut prepared: Option<(Write, Prepared)> = None;
-    answer_all(input, output, |ask| match ask {
-        Ask::Prepare(write) => match prepare(host, &write) {
+    answer_all(WRITER, input, output, |ask, say| match ask {
+        Ask::Prepare(write) => say(match prepare(host, &write) {
             Ok(ready) => {
                 prepared = Some((write, ready));
                 Answer::Ready
             }
             Err(answer) => answer,
-        },
+        }),
         // Without a prepared write there is nothing to do: ENODATA, and nothing is touched.
-        Ask::Go => match prepared.take() {
+        Ask::Go => say(match prepared.take() {
             None => Answer::Failed(Errno::ENODATA as i32),
             Some((write, ready)) => {
                 carry_out(host, &write, ready, agent).map_or_else(|e| failed(&e), |()| Answer::Done)
             }
-        },
-        Ask::Look(address) => look(host, address),
+        }),
+        Ask::Look(_) | Ask::Life(_) | Ask::Holders(_) => read(host, ask, say),
     })
 }
 
@@ -64,35 +92,46 @@ pub fn serve(host: &Host, input: impl BufRead, output: impl io::Write) -> Result
 /// # Errors
 /// As [`serve`].
 pub fn serve_looks(host: &Host, input: impl BufRead, output: impl io::Write) -> Result<(), ServeError> {
-    answer_all(input, output, |ask| match ask {
-        Ask::Look(address) => look(host, address),
-        Ask::Prepare(_) | Ask::Go => Answer::Failed(Errno::EPERM as i32),
-    })
+    answer_all(READER, input, output, |ask, say| read(host, ask, say))
 }
 
-fn look(host: &Host, address: Address) -> Answer {
-    match pci::read(host, address) {
-        Ok(function) => Answer::Function(function.map(Box::new)),
-        Err(error) => Answer::Unreadable(error.to_string()),
+/// Says one answer to the agent.
+type Say<'a> = dyn FnMut(Answer) -> Result<(), ServeError> + 'a;
+
+fn read(host: &Host, ask: Ask, say: &mut Say<'_>) -> Result<(), ServeError> {
+    match ask {
+        Ask::Prepare(_) | Ask::Go => say(Answer::Failed(Errno::EPERM as i32)),
+        Ask::Look(address) => say(match pci::read(host, address) {
+            Ok(function) => Answer::Function(function.map(Box::new)),
+            Err(error) => Answer::Unreadable(error.to_string()),
+        }),
+        Ask::Life(address) => say(Answer::Life(life::look(host, address, false))),
+        Ask::Holders(request) => walk(host, &request, &mut |seen| say(Answer::Seen(seen))),
     }
 }
 
 fn answer_all(
+    name: &CStr,
     mut input: impl BufRead,
     mut output: impl io::Write,
-    mut answer: impl FnMut(Ask) -> Answer,
+    mut answer: impl FnMut(Ask, &mut Say<'_>) -> Result<(), ServeError>,
 ) -> Result<(), ServeError> {
     close_inherited();
+    // A name is for people: without one the child does its work all the same.
+    let _ = prctl::set_name(name);
     let mut line = String::new();
+    let mut say = |answer: Answer| {
+        let mut text = serde_json::to_string(&answer)?;
+        text.push('\n');
+        output.write_all(text.as_bytes())?;
+        Ok(output.flush()?)
+    };
     loop {
         line.clear();
         if input.read_line(&mut line)? == 0 {
             return Ok(());
         }
-        let mut text = serde_json::to_string(&answer(serde_json::from_str(&line)?))?;
-        text.push('\n');
-        output.write_all(text.as_bytes())?;
-        output.flush()?;
+        answer(serde_json::from_str(&line)?, &mut say)?;
     }
 }
 

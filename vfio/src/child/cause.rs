@@ -6,7 +6,7 @@ use nix::errno::Errno;
 
 use crate::{
     driver::{VFIO_PCI, is_vfio},
-    holders,
+    holders::Holders,
     host::Host,
     iommu,
     pci::Function,
@@ -69,15 +69,22 @@ pub struct Circumstances {
 }
 
 impl Circumstances {
-    /// Looks at what may have been in the way of `write`. Its function, as it is now, is given: some of its attributes may
-    /// block, and are read in a child process.
+    /// Looks at what may have been in the way of `write`. Its function, as it is now, is given, and so is what says who has a
+    /// node open: some attributes may block, and so may a look at a process, so both are read in a child process.
     #[must_use]
-    pub fn look(host: &Host, write: &Write, function: Option<Function>) -> Self {
+    pub fn look(
+        host: &Host,
+        write: &Write,
+        function: Option<Function>,
+        holders: impl FnOnce(String) -> Holders,
+    ) -> Self {
         let address = write.function();
-        let node = function.as_ref().and_then(|function| function.iommu_group).map(iommu::group_node);
-        let openers = node.map(|node| match holders::scan(host, [node.clone()]) {
-            Ok(found) => found.of(&node).map(|h| format!("process {} ({})", h.pid, h.command)).collect(),
-            Err(_) => Vec::new(),
+        // An open group keeps a driver from a function, and nothing else.
+        let group = function.as_ref().filter(|_| matches!(write, Write::Probe { .. }));
+        let node = group.and_then(|function| function.iommu_group).map(iommu::group_node);
+        let openers = node.map(|node| {
+            let found = holders(node.clone());
+            found.of(&node).map(|h| format!("process {} ({})", h.pid, h.command)).collect()
         });
         let disabled = host.read(&host.proc("sys/kernel/modules_disabled")).unwrap_or_default();
         Self {

@@ -5,8 +5,10 @@ use std::error::Error;
 use nix::errno::Errno;
 
 use super::{
-    Answer, Ask, Cause, Circumstances, LeftBehind, READ_DEADLINE, WriteError, WriterCommand,
+    Cause, ChildCommand, Circumstances, LookError, WriteError,
+    protocol::{Answer, Ask},
     running::{Servant, Unanswered},
+    scan::HolderScan,
 };
 use crate::{
     host::Host,
@@ -18,32 +20,15 @@ use crate::{
 #[derive(Debug)]
 pub struct Writer {
     servant: Servant,
-}
-
-/// A function that could not be read through the child.
-#[derive(Debug, thiserror::Error)]
-pub enum LookError {
-    /// The child said why.
-    #[error(transparent)]
-    Function(#[from] FunctionError),
-    /// The kernel did not answer in time, and the child was left behind.
-    #[error(
-        "PCI function {address}: the kernel does not answer; it is being bound or unbound, and that hangs (a VM may have it \
-         open, or its driver waits; the kernel log may say for what)"
-    )]
-    Late {
-        /// The function.
-        address: Address,
-        /// The child that still waits.
-        child: LeftBehind,
-    },
+    /// Who was in the way of a write.
+    holders: HolderScan,
 }
 
 impl Writer {
     /// A writer on `host`.
     #[must_use]
-    pub fn new(command: &WriterCommand, host: &Host) -> Self {
-        Self { servant: Servant::new(command, host) }
+    pub fn new(command: &ChildCommand, host: &Host) -> Self {
+        Self { servant: Servant::new(command, host), holders: HolderScan::default() }
     }
 
     /// Makes one write. `record` is called with the child's process id when the child stands ready, before anything has
@@ -78,15 +63,20 @@ impl Writer {
                 let errno = Errno::from_raw(errno);
                 // A function that cannot be read now leaves the cause less certain; the error is told all the same.
                 let function = write.function().and_then(|address| look(&mut self.servant, address).ok()?);
-                let seen = Circumstances::look(&self.servant.host, &write, function);
+                let host = self.servant.host.clone();
+                let seen = Circumstances::look(&host, &write, function, |node| {
+                    self.holders.scan(&mut self.servant, [node].into())
+                });
                 let cause = Cause::of(&seen, &write, errno);
                 Err(WriteError::Kernel { write, path, errno, cause })
             }
             Ok((_, Answer::Refused(reason))) => Err(WriteError::Refused { write, reason }),
             // An answer to another question: that child is not ours.
-            Ok((pid, Answer::Function(_) | Answer::Unreadable(_))) | Err(Unanswered::Ended(pid)) => {
+            Ok((pid, Answer::Function(_) | Answer::Unreadable(_) | Answer::Life(_) | Answer::Seen(_))) => {
+                self.servant.dismiss();
                 Err(WriteError::ChildEnded { write, pid })
             }
+            Err(Unanswered::Ended(pid)) => Err(WriteError::ChildEnded { write, pid }),
             Err(Unanswered::NotStarted(source)) => {
                 Err(WriteError::Start { program: self.servant.command.program.clone(), source })
             }
@@ -103,19 +93,20 @@ impl Writer {
     }
 }
 
-/// Reads a function through a child. One that ended (a fault, a kill) is replaced once: reading again does no harm.
+/// Reads a function through a child.
 pub(super) fn look(servant: &mut Servant, address: Address) -> Result<Option<Function>, LookError> {
     let said = |reason: String| LookError::Function(FunctionError::Said { address, reason });
-    let deadline = servant.command.deadline.min(READ_DEADLINE);
-    let ask = Ask::Look(address);
-    let mut answer = servant.ask(&ask, deadline);
-    if matches!(answer, Err(Unanswered::Ended(_))) {
-        answer = servant.ask(&ask, deadline);
-    }
-    match answer {
+    match servant.read(&Ask::Look(address)) {
         Ok((_, Answer::Function(function))) => Ok(function.map(|function| *function)),
         Ok((_, Answer::Unreadable(reason))) => Err(said(reason)),
-        Ok((pid, _)) | Err(Unanswered::Ended(pid)) => {
+        // An answer to another question: that child is not ours.
+        Ok((pid, _)) => {
+            servant.dismiss();
+            Err(said(format!(
+                "PCI function {address}: the child that reads it (pid {pid}) answered something else"
+            )))
+        }
+        Err(Unanswered::Ended(pid)) => {
             Err(said(format!("PCI function {address}: the child that reads it (pid {pid}) ended")))
         }
         Err(Unanswered::NotStarted(error)) => Err(said(format!(

@@ -7,15 +7,14 @@ use std::{
 
 use serde::Serialize;
 use vfio::{
-    driver::is_vfio,
     drm,
     framebuffer::{self, Claim, Framebuffers},
     holders::{self, Holder, Holders, Opaque},
     host::{Host, ReadError},
     iommu::{self, Blocker, Group},
     modules::{Modules, VfioDriver},
-    nvidia::{self, Scope},
     pci::{self, Address, Function, Functions, Role},
+    vendor::{self, Holds, Scope},
 };
 
 /// What a node looks like at one moment.
@@ -27,10 +26,10 @@ pub struct Inventory {
     pub unreadable: BTreeMap<Address, String>,
     /// All IOMMU groups; none at all where there is no IOMMU.
     pub groups: BTreeMap<u32, Group>,
-    /// Who has VFIO, NVIDIA and DRM nodes open.
+    /// Who has VFIO nodes, those of the vendors' host drivers, and DRM nodes open.
     pub holders: Holders,
-    /// The host driver's nodes, and what each stands for.
-    pub nvidia_nodes: BTreeMap<String, Scope>,
+    /// The nodes of the vendors' host drivers, and what each stands for.
+    pub driver_nodes: BTreeMap<String, Scope>,
     /// The display and render nodes, and the function that each is of.
     pub drm_nodes: BTreeMap<String, Address>,
     /// The functions whose BARs a boot framebuffer holds.
@@ -65,7 +64,7 @@ pub struct ObserveError(#[from] ReadError);
 /// When groups, drivers or `/dev` cannot be listed at all. A single unreadable function or process is data.
 pub fn observe(host: &Host, functions: Functions) -> Result<Inventory, ObserveError> {
     let groups = iommu::groups(host, &functions)?;
-    let nvidia_nodes = nvidia::nodes(host)?;
+    let driver_nodes = vendor::nodes(host)?;
     let mut drm_nodes = BTreeMap::new();
     for address in functions.known.keys() {
         drm_nodes.extend(drm::nodes(host, *address)?.into_iter().map(|node| (node, *address)));
@@ -74,7 +73,7 @@ pub fn observe(host: &Host, functions: Functions) -> Result<Inventory, ObserveEr
         .values()
         .filter_map(|group| group.node.clone())
         .chain(functions.known.values().filter_map(cdev_node))
-        .chain(nvidia_nodes.keys().cloned())
+        .chain(driver_nodes.keys().cloned())
         .chain(drm_nodes.keys().cloned())
         .collect();
     let holders = match holders::scan(host, nodes) {
@@ -99,7 +98,7 @@ pub fn observe(host: &Host, functions: Functions) -> Result<Inventory, ObserveEr
         unreadable: functions.unreadable.into_iter().map(|(a, error)| (a, error.to_string())).collect(),
         groups,
         holders,
-        nvidia_nodes,
+        driver_nodes,
         drm_nodes,
         framebuffers: framebuffer::framebuffers(host),
         drivers: drivers.into_iter().collect(),
@@ -211,35 +210,53 @@ impl Inventory {
         groups: impl IntoIterator<Item = String>,
         functions: impl IntoIterator<Item = &'a Function>,
     ) -> BTreeSet<Open> {
-        let mut nodes: BTreeSet<String> = groups.into_iter().collect();
-        let mut on_nvidia = BTreeSet::new();
-        let mut addresses = BTreeSet::new();
+        // Each node with the one function that it stands for, where it stands for one.
+        let mut nodes: BTreeMap<String, Option<Address>> =
+            groups.into_iter().map(|node| (node, None)).collect();
         for function in functions {
-            addresses.insert(function.address);
-            nodes.extend(cdev_node(function));
-            if function
-                .driver
-                .as_deref()
-                .is_some_and(|driver| driver.starts_with("nvidia") && !is_vfio(driver))
-            {
-                on_nvidia.insert(function.address);
+            nodes.extend(cdev_node(function).map(|node| (node, Some(function.address))));
+            for (node, scope) in &self.driver_nodes {
+                if self.concerns(*scope, function) {
+                    let one = matches!(scope, Scope::Function(_)).then_some(function.address);
+                    nodes.insert(node.clone(), one);
+                }
             }
+            let drm = self.drm_nodes.iter().filter(|(_, address)| **address == function.address);
+            nodes.extend(drm.map(|(node, address)| (node.clone(), Some(*address))));
         }
-        nodes.extend(self.nvidia_nodes.iter().filter_map(|(node, scope)| {
-            let concerns = match scope {
-                Scope::Function(address) => on_nvidia.contains(address),
-                Scope::Driver => !on_nvidia.is_empty(),
-            };
-            concerns.then(|| node.clone())
-        }));
-        let drm = self.drm_nodes.iter().filter(|(_, address)| addresses.contains(address));
-        nodes.extend(drm.map(|(node, _)| node.clone()));
-        let open = |node: String| {
+        let open = |(node, function): (String, Option<Address>)| {
             self.holders
                 .of(&node)
-                .map(|holder| Open { holder: holder.clone(), node: node.clone() })
+                .map(|holder| {
+                    // With the function known, the cure may be one for it alone.
+                    let cure = holders::cure(&holder.command, &holder.owner, function);
+                    Open { holder: Holder { cure, ..holder.clone() }, node: node.clone() }
+                })
                 .collect::<Vec<_>>()
         };
         nodes.into_iter().flat_map(open).collect()
+    }
+
+    /// Whether a node of a vendor's host driver, when open, holds `function`: only while that driver has it.
+    fn concerns(&self, scope: Scope, function: &Function) -> bool {
+        let Some(vendor) = vendor::of(function.vendor) else { return false };
+        let Some(role) = vendor.role(function.device, function.class) else { return false };
+        let on_host_driver =
+            function.driver.as_deref().is_some_and(|driver| vendor.host_drivers(role).contains(&driver));
+        on_host_driver
+            && match scope {
+                Scope::Function(address) => address == function.address,
+                Scope::Common { vendor: id, role: of, holds } => {
+                    (id, of) == (vendor.id, role)
+                        && match holds {
+                            Holds::EveryFunction => true,
+                            Holds::WithoutOwnNode => !self.has_own_node(function.address),
+                        }
+                }
+            }
+    }
+
+    fn has_own_node(&self, address: Address) -> bool {
+        self.driver_nodes.values().any(|scope| *scope == Scope::Function(address))
     }
 }

@@ -8,7 +8,7 @@
 //! * [`framebuffer`]: which function's BAR the firmware's picture still holds
 //! * [`holders`]: which processes have a device open
 //! * [`modules`]: which modules are there or can be loaded, and the vfio driver made for a function
-//! * [`nvidia`]: the host driver's own device nodes
+//! * [`vendor`]: GPU vendors as rows of one table: classes, drivers, device nodes, services
 //! * [`mod@write`]: the kernel writes that exist, as data
 //! * [`writer`]: the one seam through which they go, in a child process under a deadline
 //! * [`sim`]: a simulated kernel over a directory tree
@@ -24,9 +24,9 @@ pub mod holders;
 pub mod host;
 pub mod iommu;
 pub mod modules;
-pub mod nvidia;
 pub mod pci;
 mod printable;
 pub mod sim;
+pub mod vendor;
 pub mod write;
 pub mod writer;

@@ -137,7 +137,7 @@ fn holder(host: &Host, pid: u32) -> Holder {
     let file = |name: &str| host.proc(&format!("{pid}/{name}"));
     let command = printable(&host.read(&file("comm")).unwrap_or_default());
     let owner = owner(&host.read(&file("cgroup")).unwrap_or_default());
-    let cure = cure(&command, &owner);
+    let cure = cure(&command, &owner, None);
     let program = host.bytes(&file("cmdline"), LONGEST_PROGRAM).ok().and_then(|bytes| program(&bytes));
     Holder { pid, command, program, owner, cure }
 }

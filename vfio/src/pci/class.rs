@@ -5,6 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 
 use super::Function;
+use crate::vendor;
 
 /// A PCI class code, 24 bits: base class, subclass, programming interface (`0x030200`).
 ///
@@ -49,56 +50,28 @@ pub enum Role {
     Foreign,
 }
 
-/// A vendor's row of the rule table: which of its functions are what, by exact class code.
-struct Rule {
-    vendor: u16,
-    classes: &'static [u32],
-    /// Lowest device id the rule speaks of: NVIDIA's old nForce chipset parts (MCP55 Ethernet, 10de:0373)
-    /// carry the NVSwitch's class 0x0680, and all have ids below the first NVSwitch (1ac1).
-    from_device: u16,
-    role: Role,
-}
-
-const NVIDIA: u16 = 0x10de;
-
-/// The rules as data: another vendor's cards are further rows.
-const RULES: &[Rule] = &[
-    Rule { vendor: NVIDIA, classes: &[0x03_00_00, 0x03_02_00], from_device: 0, role: Role::Gpu },
-    Rule { vendor: NVIDIA, classes: &[0x06_80_00], from_device: 0x1ac0, role: Role::NvSwitch },
-    // Audio, xHCI, UCSI: the consumers that the kernel links to function 0 (drivers/pci/quirks.c, quirk_gpu_*).
-    Rule {
-        vendor: NVIDIA,
-        classes: &[0x04_03_00, 0x0c_03_30, 0x0c_80_00],
-        from_device: 0,
-        role: Role::Companion,
-    },
-];
-
 /// Base class 06, subclasses host (00), PCI-to-PCI (04) and semi-transparent (09): what every VMM leaves to the host.
 fn is_bridge(class: Class) -> bool {
     matches!(class.0 >> 8, 0x0600 | 0x0604 | 0x0609)
 }
 
-/// What `function` is, given the functions that share its slot (itself may be among them).
+/// What `function` is by the vendors' rows, given the functions that share its slot (itself may be among them).
 #[must_use]
 pub fn role<'a>(function: &Function, slot: impl IntoIterator<Item = &'a Function>) -> Role {
     if is_bridge(function.class) {
         return Role::Bridge;
     }
     let by_rule = |f: &Function| {
-        RULES
-            .iter()
-            .find(|rule| {
-                rule.vendor == f.vendor && f.device >= rule.from_device && rule.classes.contains(&f.class.0)
-            })
-            .map_or(Role::Foreign, |rule| rule.role)
+        vendor::of(f.vendor).and_then(|vendor| vendor.role(f.device, f.class)).unwrap_or(Role::Foreign)
     };
     match by_rule(function) {
         Role::Gpu if function.physfn.is_some() => Role::Vf,
         Role::Companion => {
-            let beside_gpu = slot
-                .into_iter()
-                .any(|mate| mate.address.same_slot(function.address) && by_rule(mate) == Role::Gpu);
+            let beside_gpu = slot.into_iter().any(|mate| {
+                mate.address.same_slot(function.address)
+                    && mate.vendor == function.vendor
+                    && by_rule(mate) == Role::Gpu
+            });
             if beside_gpu { Role::Companion } else { Role::Foreign }
         }
         other => other,
@@ -149,6 +122,9 @@ mod tests {
             (0x10de, 0x10f8, 0x040300, Role::Foreign), // audio without a GPU beside it
             (0x1a03, 0x2000, 0x030000, Role::Foreign), // the board's management VGA
             (0x15b3, 0x101b, 0x020700, Role::Foreign),
+            (0x1002, 0x74a1, 0x120000, Role::Gpu),     // MI300X
+            (0x1002, 0x67df, 0x030000, Role::Foreign), // RX 580
+            (0x10de, 0x74a1, 0x120000, Role::Foreign), // the class is AMD's rule
             (0x8086, 0x1901, 0x060400, Role::Bridge),
         ] {
             let f = function("0000:01:00.0", vendor, device, class);

@@ -11,6 +11,7 @@ mod drivers;
 pub mod fault;
 pub mod kernel;
 pub mod modules;
+mod node;
 pub mod process;
 pub mod profile;
 mod tree;

@@ -3,13 +3,13 @@
 use std::{io, os::unix::fs::symlink, path::Path};
 
 use super::{
-    Simulation, drivers,
+    Simulation, node,
     tree::{self, Tree},
 };
 use crate::{
     driver::is_vfio,
     host::Host,
-    iommu, nvidia,
+    iommu,
     pci::{self, Function},
 };
 
@@ -119,22 +119,7 @@ pub(super) fn blocks_unbind(tree: &Tree, function: &Function, driver: &str) -> i
         let holders = has_open(&all, &iommu::group_node(group));
         return Ok(all.iter().any(|(pid, target)| holders.contains(pid) && target == VFIO_DEVICE));
     }
-    let node = driver_node(tree, function, driver);
-    Ok(node.is_some_and(|node| !has_open(&all, &node).is_empty()))
-}
-
-/// The node below `/dev` that the driver made for this function.
-pub(super) fn driver_node(tree: &Tree, function: &Function, driver: &str) -> Option<String> {
-    drivers::node_prefix(driver)?;
-    let host = tree.host();
-    if let Ok(name) = host.read(&host.function_dir(function.address).join("sim_node")) {
-        return Some(format!("/dev/{name}"));
-    }
-    let nodes = nvidia::nodes(host).ok()?;
-    nodes
-        .into_iter()
-        .find(|(_, scope)| *scope == nvidia::Scope::Function(function.address))
-        .map(|(node, _)| node)
+    Ok(node::awaited(tree, function, driver).iter().any(|node| !has_open(&all, node).is_empty()))
 }
 
 pub(super) fn end_all(tree: &Tree) -> io::Result<()> {

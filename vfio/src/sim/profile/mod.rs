@@ -155,6 +155,7 @@ const BUILT_IN: &[(&str, &str)] = built_in![
     "hgx-h200",
     "l40s",
     "mcp55",
+    "mi300x",
     "mixed-a10-l40s",
     "quadro",
     "rtx-pro-6000",

@@ -217,6 +217,29 @@ impl Host {
         }
     }
 
+    /// Whether there is something at `path`, links followed. What cannot be looked at counts as there.
+    #[must_use]
+    pub fn exists(&self, path: &Path) -> bool {
+        !matches!(fs::metadata(path), Err(error) if error.kind() == io::ErrorKind::NotFound)
+    }
+
+    /// Where `path` leads with all links followed, as the host names it (`/sys/devices/...`, without the root), or nothing
+    /// where it leads nowhere.
+    ///
+    /// # Errors
+    /// With path and cause, for any failure but absence.
+    pub fn real_path(&self, path: &Path) -> Result<Option<PathBuf>, ReadError> {
+        let failed = |e: io::Error| ReadError::new("follow", path, &e);
+        let root = fs::canonicalize(&self.root).map_err(failed)?;
+        match fs::canonicalize(path) {
+            Ok(real) => {
+                Ok(Some(real.strip_prefix(&root).map_or(real.clone(), |below| Path::new("/").join(below))))
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(failed(error)),
+        }
+    }
+
     /// Which device the node at `path` (or the open file behind a `/proc/PID/fd` link) is, or nothing where it is no
     /// device: not there, or a file of another kind.
     ///

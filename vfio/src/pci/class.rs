@@ -50,6 +50,14 @@ pub enum Role {
     Foreign,
 }
 
+impl Role {
+    /// Whether functions of this role are offered by themselves: all that can be asked about a function is asked about these.
+    #[must_use]
+    pub fn is_offered(self) -> bool {
+        matches!(self, Self::Gpu | Self::NvSwitch)
+    }
+}
+
 /// Base class 06, subclasses host (00), PCI-to-PCI (04) and semi-transparent (09): what every VMM leaves to the host.
 fn is_bridge(class: Class) -> bool {
     matches!(class.0 >> 8, 0x0600 | 0x0604 | 0x0609)
@@ -61,9 +69,7 @@ pub fn role<'a>(function: &Function, slot: impl IntoIterator<Item = &'a Function
     if is_bridge(function.class) {
         return Role::Bridge;
     }
-    let by_rule = |f: &Function| {
-        vendor::of(f.vendor).and_then(|vendor| vendor.role(f.device, f.class)).unwrap_or(Role::Foreign)
-    };
+    let by_rule = |f: &Function| vendor::role(f.vendor, f.device, f.class).unwrap_or(Role::Foreign);
     match by_rule(function) {
         Role::Gpu if function.physfn.is_some() => Role::Vf,
         Role::Companion => {
@@ -87,6 +93,8 @@ mod tests {
             address: address.parse().unwrap(),
             vendor,
             device,
+            subsystem_vendor: 0,
+            subsystem_device: 0,
             class: Class(class),
             driver: None,
             driver_override: None,
@@ -97,6 +105,7 @@ mod tests {
             num_vfs: 0,
             busy: false,
             vfio_dev: None,
+            unassigned_bars: Vec::new(),
         }
     }
 

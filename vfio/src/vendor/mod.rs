@@ -75,6 +75,12 @@ pub fn of(id: u16) -> Option<&'static Vendor> {
     TABLE.iter().copied().find(|vendor| vendor.id == id)
 }
 
+/// What a function is by its own ids, whatever sits beside it ([`Vendor::role`]); none for a vendor without a row.
+#[must_use]
+pub fn role(vendor: u16, device: u16, class: Class) -> Option<Role> {
+    of(vendor)?.role(device, class)
+}
+
 /// Whether the name of a resource, DRA driver or CDI kind may mean a GPU of one of `vendors` (PCI vendor ids). A name that
 /// says nothing of the kind may still do so: nobody is made to name things after what they are.
 #[must_use]

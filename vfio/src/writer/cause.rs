@@ -295,6 +295,8 @@ mod tests {
             address: at(),
             vendor: 0x10de,
             device: 0x2236,
+            subsystem_vendor: 0,
+            subsystem_device: 0,
             class: Class(0x03_02_00),
             driver: None,
             driver_override: driver_override.map(str::to_owned),
@@ -304,6 +306,7 @@ mod tests {
             physfn: None,
             num_vfs: 0,
             vfio_dev: None,
+            unassigned_bars: Vec::new(),
             busy: false,
         };
         Circumstances { function: Some(function), present: true, ..Circumstances::default() }

@@ -206,7 +206,7 @@ pub fn load_modules(loads: &[Load], port: &mut impl Port) -> Option<Outcome> {
         if port.present(&load.module) {
             continue;
         }
-        match port.write(&load.write(), None) {
+        match port.write(&Write::LoadModule(Box::new(load.clone())), None) {
             Ok(()) => {}
             Err(WriteError::Kernel { .. } | WriteError::Refused { .. }) if !load.required => {}
             Err(error) => {

@@ -17,6 +17,8 @@ use vfio::{
     vendor::{self, Holds, Scope},
 };
 
+use crate::reason::chain;
+
 /// What a node looks like at one moment.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Inventory {
@@ -95,7 +97,7 @@ pub fn observe(host: &Host, functions: Functions) -> Result<Inventory, ObserveEr
     Ok(Inventory {
         vfio,
         functions: functions.known,
-        unreadable: functions.unreadable.into_iter().map(|(a, error)| (a, error.to_string())).collect(),
+        unreadable: functions.unreadable.into_iter().map(|(a, error)| (a, chain(&error))).collect(),
         groups,
         holders,
         driver_nodes,

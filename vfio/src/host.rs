@@ -9,6 +9,8 @@ use std::{
 
 use nix::sys::statfs::{SYSFS_MAGIC, statfs};
 
+use reason::{Code, Coded};
+
 use crate::pci::Address;
 
 /// Which kernel answers below a root.
@@ -51,11 +53,22 @@ impl ReadError {
     }
 }
 
+impl Coded for ReadError {
+    fn code(&self) -> Code {
+        Code::ReadFailed
+    }
+
+    /// What is forbidden stays so; all else may have been a matter of that moment.
+    fn retryable(&self) -> bool {
+        self.kind != io::ErrorKind::PermissionDenied
+    }
+}
+
 /// A root below which no host lives.
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
     /// `sys` is not there.
-    #[error("no host below {root}: {path} cannot be looked at: {source}; give --root a directory that holds sys, dev and proc", root = root.display(), path = path.display())]
+    #[error("no host below {root}: {path} cannot be looked at; give --root a directory that holds sys, dev and proc", root = root.display(), path = path.display())]
     NoSys {
         /// The root.
         root: PathBuf,
@@ -67,6 +80,20 @@ pub enum HostError {
     /// The machine's own `/sys` is no sysfs.
     #[error("/sys is not a sysfs: mount it, or name another root with --root")]
     SystemWithoutSysfs,
+}
+
+impl Coded for HostError {
+    fn code(&self) -> Code {
+        match self {
+            Self::NoSys { .. } | Self::SystemWithoutSysfs => Code::NoHost,
+        }
+    }
+
+    fn retryable(&self) -> bool {
+        match self {
+            Self::NoSys { .. } | Self::SystemWithoutSysfs => false,
+        }
+    }
 }
 
 /// What tells one open device node from another: a device number, or in a simulated tree the plain file that stands for it.
@@ -273,7 +300,10 @@ mod tests {
     #[test]
     fn a_root_without_sys_is_no_host() {
         let tree = tempfile::tempdir().unwrap();
-        let error = Host::at(tree.path()).unwrap_err().to_string();
-        assert!(error.contains("sys") && error.contains("--root"), "{error}");
+        let error = Host::at(tree.path()).unwrap_err();
+        let text = reason::chain(&error);
+        assert!(text.contains("sys") && text.contains("--root"), "{text}");
+        assert_eq!(text.matches("No such file").count(), 1, "{text}");
+        assert_eq!((error.code(), error.retryable()), (Code::NoHost, false));
     }
 }

@@ -5,7 +5,6 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 
 use super::{Absence, ModuleFile, ModuleName, Modules};
-use crate::write::Write;
 
 /// One module to load.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -18,14 +17,6 @@ pub struct Load {
     pub options: String,
     /// Whether what comes after it needs it. One that is only wished for (`softdep`) may fail.
     pub required: bool,
-}
-
-impl Load {
-    /// As a kernel write.
-    #[must_use]
-    pub fn write(&self) -> Write {
-        Write::LoadModule(Box::new(self.clone()))
-    }
 }
 
 /// Collects loads, each after those it needs.

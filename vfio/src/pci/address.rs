@@ -2,6 +2,7 @@
 
 use std::{fmt, str::FromStr};
 
+use reason::{Code, Coded};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 
 /// The address of one PCI function: `0000:3b:00.0`.
@@ -20,6 +21,16 @@ pub struct Address {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is no PCI address: it takes DOMAIN:BUS:DEVICE.FUNCTION in hex, such as 0000:3b:00.0")]
 pub struct BadAddress(pub String);
+
+impl Coded for BadAddress {
+    fn code(&self) -> Code {
+        Code::InvalidRequest
+    }
+
+    fn retryable(&self) -> bool {
+        false
+    }
+}
 
 impl Address {
     /// An address from its numbers, or nothing where `device` exceeds 31 or `function` 7.

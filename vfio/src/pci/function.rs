@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, io};
 
+use reason::{Code, Coded};
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -77,7 +78,7 @@ impl Function {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FunctionError {
     /// The kernel did not give an attribute.
-    #[error("PCI function {address}: {source}")]
+    #[error("PCI function {address}")]
     Read {
         /// The function.
         address: Address,
@@ -114,6 +115,22 @@ impl FunctionError {
             Self::Read { address, .. } | Self::Content { address, .. } | Self::Said { address, .. } => {
                 *address
             }
+        }
+    }
+}
+
+impl Coded for FunctionError {
+    fn code(&self) -> Code {
+        match self {
+            Self::Read { .. } | Self::Content { .. } | Self::Said { .. } => Code::Unreadable,
+        }
+    }
+
+    fn retryable(&self) -> bool {
+        match self {
+            Self::Read { source, .. } => source.retryable(),
+            Self::Content { .. } => false,
+            Self::Said { .. } => true,
         }
     }
 }

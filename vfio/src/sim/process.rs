@@ -2,6 +2,8 @@
 
 use std::{io, os::unix::fs::symlink, path::Path};
 
+use reason::{Code, Coded};
+
 use super::{
     Simulation, node,
     tree::{self, Tree},
@@ -31,6 +33,25 @@ pub enum OpenError {
     /// The tree.
     #[error("the simulated node cannot be changed")]
     Tree(#[from] io::Error),
+}
+
+impl Coded for OpenError {
+    fn code(&self) -> Code {
+        match self {
+            Self::NoNode(_) => Code::NoGroupNode,
+            Self::Busy(_) => Code::InUse,
+            Self::NotViable(_) => Code::NotViable,
+            Self::Tree(_) => Code::NoSimulation,
+        }
+    }
+
+    /// Others may close the group, or bind its members; a tree that cannot be changed stays so.
+    fn retryable(&self) -> bool {
+        match self {
+            Self::NoNode(_) | Self::Busy(_) | Self::NotViable(_) => true,
+            Self::Tree(_) => false,
+        }
+    }
 }
 
 impl Simulation {

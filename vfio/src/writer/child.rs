@@ -73,7 +73,7 @@ pub fn serve_looks(host: &Host, input: impl BufRead, output: impl io::Write) -> 
 fn look(host: &Host, address: Address) -> Answer {
     match pci::read(host, address) {
         Ok(function) => Answer::Function(function.map(Box::new)),
-        Err(error) => Answer::Unreadable(error.to_string()),
+        Err(error) => Answer::Unreadable(reason::chain(&error)),
     }
 }
 

@@ -85,7 +85,7 @@ impl<R: Recorder> Port for KernelPort<R> {
     }
 
     fn spelling(&mut self, name: &str) -> String {
-        if self.host.sys("bus/pci/drivers").join(name).is_dir() {
+        if self.host.is_dir(&self.host.sys("bus/pci/drivers").join(name)) {
             return name.to_owned();
         }
         let module = ModuleName::new(name).ok();

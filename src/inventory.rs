@@ -104,7 +104,7 @@ pub fn observe(host: &Host, functions: Functions) -> Result<Inventory, ObserveEr
         drm_nodes,
         framebuffers: framebuffer::framebuffers(host),
         drivers: drivers.into_iter().collect(),
-        iommufd: host.dev("iommu").exists(),
+        iommufd: host.exists(&host.dev("iommu")),
     })
 }
 
@@ -217,11 +217,23 @@ impl Inventory {
             groups.into_iter().map(|node| (node, None)).collect();
         for function in functions {
             nodes.extend(cdev_node(function).map(|node| (node, Some(function.address))));
-            for (node, scope) in &self.driver_nodes {
-                if self.concerns(*scope, function) {
-                    let one = matches!(scope, Scope::Function(_)).then_some(function.address);
-                    nodes.insert(node.clone(), one);
+            if let Some((vendor, role)) = on_host_driver(function) {
+                let (mut own, mut common) = (Vec::new(), Vec::new());
+                for (node, scope) in &self.driver_nodes {
+                    match *scope {
+                        Scope::Function(address) if address == function.address => own.push(node),
+                        Scope::Common { vendor: id, role: of, holds } if (id, of) == (vendor, role) => {
+                            common.push((node, holds));
+                        }
+                        Scope::Function(_) | Scope::Common { .. } => {}
+                    }
                 }
+                let held = common.into_iter().filter(|(_, holds)| match holds {
+                    Holds::EveryFunction => true,
+                    Holds::WithoutOwnNode => own.is_empty(),
+                });
+                nodes.extend(held.map(|(node, _)| (node.clone(), None)));
+                nodes.extend(own.into_iter().map(|node| (node.clone(), Some(function.address))));
             }
             let drm = self.drm_nodes.iter().filter(|(_, address)| **address == function.address);
             nodes.extend(drm.map(|(node, address)| (node.clone(), Some(*address))));
@@ -238,27 +250,13 @@ impl Inventory {
         };
         nodes.into_iter().flat_map(open).collect()
     }
+}
 
-    /// Whether a node of a vendor's host driver, when open, holds `function`: only while that driver has it.
-    fn concerns(&self, scope: Scope, function: &Function) -> bool {
-        let Some(vendor) = vendor::of(function.vendor) else { return false };
-        let Some(role) = vendor.role(function.device, function.class) else { return false };
-        let on_host_driver =
-            function.driver.as_deref().is_some_and(|driver| vendor.host_drivers(role).contains(&driver));
-        on_host_driver
-            && match scope {
-                Scope::Function(address) => address == function.address,
-                Scope::Common { vendor: id, role: of, holds } => {
-                    (id, of) == (vendor.id, role)
-                        && match holds {
-                            Holds::EveryFunction => true,
-                            Holds::WithoutOwnNode => !self.has_own_node(function.address),
-                        }
-                }
-            }
-    }
-
-    fn has_own_node(&self, address: Address) -> bool {
-        self.driver_nodes.values().any(|scope| *scope == Scope::Function(address))
-    }
+/// Vendor and role of a function that is on one of its vendor's host drivers: only while that driver has it, the driver's nodes
+/// hold it.
+fn on_host_driver(function: &Function) -> Option<(u16, Role)> {
+    let vendor = vendor::of(function.vendor)?;
+    let role = vendor.role(function.device, function.class)?;
+    let driver = function.driver.as_deref()?;
+    vendor.host_drivers(role).contains(&driver).then_some((vendor.id, role))
 }

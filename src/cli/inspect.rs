@@ -69,7 +69,7 @@ pub fn run(InspectArgs { functions, look: args }: &InspectArgs) -> Result<End, F
     let journal = places.journal()?;
     let inventory = places.observe()?;
     let usage = runtime()?.block_on(places.usage(&journal, config.pod_resources_deadline));
-    let naming = naming(places.host.root(), &config);
+    let naming = naming(&places.host, &config);
     let desired = args.wish.desired();
     let plan = plan(&inventory, &desired, &usage, &journal.priors);
     let trouble = BTreeMap::new();

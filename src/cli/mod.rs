@@ -150,7 +150,10 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Unbind(args) => bind::run(&args, WorkloadType::Container),
         Command::Status(args) => status::run(&args),
         Command::Demo(args) => demo::run(&args),
-        Command::KernelWriter { root } => serve(root, writer::serve),
+        // A writer that is left behind in a blocked write has nothing open but its pipe.
+        Command::KernelWriter { root } => {
+            serve(root, |host, input, output| writer::serve(&host.unheld(), input, output))
+        }
         Command::KernelReader { root } => serve(root, writer::serve_looks),
     };
     match end {

@@ -1,10 +1,6 @@
 //! Where a node's things are: host, state, sockets, kubelet.
 
-use std::{
-    collections::BTreeSet,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{collections::BTreeSet, path::PathBuf, time::Duration};
 
 use vfio::{
     host::Host,
@@ -74,7 +70,7 @@ impl Places {
             store: self.store(),
             writer: writer_command(config.write_deadline),
             reader: reader_command(),
-            naming: naming(self.host.root(), config),
+            naming: naming(&self.host, config),
             hold_grace: config.hold_grace,
             rescan: config.rescan,
             blocked_retry: config.blocked_retry,
@@ -89,8 +85,8 @@ impl Places {
 }
 
 /// The names of a node: the built-in ones, and its own pci.ids.
-pub fn naming(root: &Path, config: &Config) -> Naming {
-    let loaded = names::load(root, config.names.file.as_deref(), config.names.prefer);
+pub fn naming(host: &Host, config: &Config) -> Naming {
+    let loaded = names::load(host, config.names.file.as_deref(), config.names.prefer);
     for warning in &loaded.warnings {
         tracing::warn!("{warning}");
     }

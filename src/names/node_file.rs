@@ -1,10 +1,12 @@
 //! Where a node keeps its pci.ids, and reading it so that nothing of it can fail the agent.
 
 use std::{
-    fs::{self, File},
+    fs::File,
     io::{self, Read},
     path::{Component, Path, PathBuf},
 };
+
+use vfio::host::Host;
 
 use super::{Names, Prefer, pci_ids};
 
@@ -13,9 +15,6 @@ pub const USUAL_PATHS: [&str; 2] = ["/usr/share/misc/pci.ids", "/usr/share/hwdat
 
 /// The largest file read, in bytes: ten times today's.
 const LARGEST_FILE: u64 = 16 << 20;
-
-/// The most links followed from one path to its file.
-const MOST_LINKS: usize = 8;
 
 /// Names, and how the node's file fared.
 #[derive(Debug)]
@@ -69,14 +68,13 @@ pub enum NodeFileWarning {
     },
 }
 
-/// Names for the host below `root`: the built-in ones and those of `explicit`, or else of the first of [`USUAL_PATHS`]
-/// that can be used.
+/// Names for `host`: the built-in ones and those of `explicit`, or else of the first of [`USUAL_PATHS`] that can be used.
 ///
-/// Paths are the host's own, so they are looked for below `root`; where the file itself is a link, so is its target. Never
-/// fails: a usual file that is missing is normal, and one that cannot be used becomes a warning. Synchronous; reads at most
-/// 16 MiB.
+/// Paths are the host's own, so they are looked for below its root, and so is what they link to (Debian's file has been a
+/// link to /var/lib/pciutils). Never fails: a usual file that is missing is normal, and one that cannot be used becomes a
+/// warning. Synchronous; reads at most 16 MiB.
 #[must_use]
-pub fn load(root: &Path, explicit: Option<&Path>, prefer: Prefer) -> Loaded {
+pub fn load(host: &Host, explicit: Option<&Path>, prefer: Prefer) -> Loaded {
     let mut warnings = Vec::new();
     let usual = USUAL_PATHS.map(Path::new);
     let candidates: &[&Path] = match &explicit {
@@ -84,12 +82,12 @@ pub fn load(root: &Path, explicit: Option<&Path>, prefer: Prefer) -> Loaded {
         None => &usual,
     };
     for candidate in candidates {
-        match read(root, candidate) {
+        match read(host, candidate) {
             Ok(Some((file, text))) => {
                 return Loaded { names: Names::with_node_file(&text, prefer), file: Some(file), warnings };
             }
             Ok(None) if explicit.is_some() => {
-                warnings.push(NodeFileWarning::Missing { path: below(root, candidate) });
+                warnings.push(NodeFileWarning::Missing { path: below(host.root(), candidate) });
             }
             Ok(None) => {}
             Err(warning) => warnings.push(warning),
@@ -114,33 +112,14 @@ fn below(root: &Path, path: &Path) -> PathBuf {
 }
 
 /// The file at the host's `path` with its text; `None` when it is not there.
-fn read(root: &Path, path: &Path) -> Result<Option<(PathBuf, String)>, NodeFileWarning> {
-    let shown = below(root, path);
-    match open(root, path) {
+fn read(host: &Host, path: &Path) -> Result<Option<(PathBuf, String)>, NodeFileWarning> {
+    let shown = below(host.root(), path);
+    match host.plain_file(&shown) {
         Ok(Some(file)) => text(file, &shown).map(|text| Some((shown, text))),
         Ok(None) => Err(NodeFileWarning::NotAFile { path: shown }),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(source) => Err(NodeFileWarning::Read { path: shown, source }),
     }
-}
-
-/// Opens the file that the host's `path` leads to; `None` when that is no plain file (a pipe would block the open).
-fn open(root: &Path, path: &Path) -> io::Result<Option<File>> {
-    let mut path = path.to_owned();
-    for _ in 0..MOST_LINKS {
-        let here = below(root, &path);
-        let kind = fs::symlink_metadata(&here)?.file_type();
-        if kind.is_file() {
-            return File::open(&here).map(Some);
-        }
-        if !kind.is_symlink() {
-            return Ok(None);
-        }
-        // Debian's file has been a link to /var/lib/pciutils: in a container that is another file, or none.
-        let target = fs::read_link(&here)?;
-        path = path.parent().unwrap_or(Path::new("/")).join(target);
-    }
-    Err(io::Error::other("too many links"))
 }
 
 fn text(file: File, path: &Path) -> Result<String, NodeFileWarning> {
@@ -162,11 +141,26 @@ fn text(file: File, path: &Path) -> Result<String, NodeFileWarning> {
 mod tests {
     #![expect(clippy::disallowed_methods, reason = "lays out a node's files for the test")]
 
-    use std::os::unix::{fs::symlink, net::UnixListener};
+    use std::{
+        fs,
+        os::unix::{fs::symlink, net::UnixListener},
+    };
+
+    use tempfile::TempDir;
 
     use super::*;
 
     const TEXT: &[u8] = b"10de  NVIDIA\n\tfff0  From the node \xe9\n";
+
+    fn node() -> TempDir {
+        let root = tempfile::tempdir().unwrap();
+        fs::create_dir(root.path().join("sys")).unwrap();
+        root
+    }
+
+    fn host(root: &TempDir) -> Host {
+        Host::at(root.path()).unwrap()
+    }
 
     fn put(root: &Path, path: &str, bytes: &[u8]) {
         let path = below(root, Path::new(path));
@@ -180,43 +174,43 @@ mod tests {
 
     #[test]
     fn no_file_is_no_trouble() {
-        let root = tempfile::tempdir().unwrap();
-        let loaded = load(root.path(), None, Prefer::NodeFile);
+        let root = node();
+        let loaded = load(&host(&root), None, Prefer::NodeFile);
         assert!(loaded.warnings.is_empty() && loaded.file.is_none());
         assert_eq!(loaded.names, Names::builtin());
     }
 
     #[test]
     fn the_usual_files_in_their_order() {
-        let root = tempfile::tempdir().unwrap();
+        let root = node();
         put(root.path(), USUAL_PATHS[1], TEXT);
-        let loaded = load(root.path(), None, Prefer::BuiltIn);
+        let loaded = load(&host(&root), None, Prefer::BuiltIn);
         assert_eq!(name(&loaded), Some("From the node \u{fffd}"));
         assert_eq!(loaded.file, Some(root.path().join("usr/share/hwdata/pci.ids")));
 
         put(root.path(), USUAL_PATHS[0], b"10de  NVIDIA\n\tfff0  First");
-        assert_eq!(name(&load(root.path(), None, Prefer::BuiltIn)), Some("First"));
+        assert_eq!(name(&load(&host(&root), None, Prefer::BuiltIn)), Some("First"));
     }
 
     #[test]
     fn garbage_is_a_warning_and_the_next_file_is_used() {
-        let root = tempfile::tempdir().unwrap();
+        let root = node();
         put(root.path(), USUAL_PATHS[0], b"<html>\x00\xff</html>");
         put(root.path(), USUAL_PATHS[1], TEXT);
-        let loaded = load(root.path(), None, Prefer::BuiltIn);
+        let loaded = load(&host(&root), None, Prefer::BuiltIn);
         assert!(matches!(loaded.warnings.as_slice(), [NodeFileWarning::NoNames { .. }]), "{loaded:?}");
         assert!(name(&loaded).is_some());
     }
 
     #[test]
     fn an_explicit_file_is_the_only_one_and_missed() {
-        let root = tempfile::tempdir().unwrap();
+        let root = node();
         put(root.path(), USUAL_PATHS[0], TEXT);
         put(root.path(), "/etc/vfiod/pci.ids", b"10de  NVIDIA\n\tfff0  Ours\n");
-        let loaded = load(root.path(), Some(Path::new("/etc/vfiod/pci.ids")), Prefer::BuiltIn);
+        let loaded = load(&host(&root), Some(Path::new("/etc/vfiod/pci.ids")), Prefer::BuiltIn);
         assert_eq!(name(&loaded), Some("Ours"));
 
-        let loaded = load(root.path(), Some(Path::new("/etc/typo")), Prefer::BuiltIn);
+        let loaded = load(&host(&root), Some(Path::new("/etc/typo")), Prefer::BuiltIn);
         assert_eq!(name(&loaded), None);
         let warning = loaded.warnings.first().unwrap().to_string();
         assert!(warning.starts_with("no pci.ids at ") && warning.contains("names.file"), "{warning}");
@@ -224,39 +218,39 @@ mod tests {
 
     #[test]
     fn links_stay_below_the_root() {
-        let root = tempfile::tempdir().unwrap();
+        let root = node();
         put(root.path(), "/var/lib/pciutils/pci.ids", TEXT);
         fs::create_dir_all(root.path().join("usr/share/misc")).unwrap();
         let link = root.path().join("usr/share/misc/pci.ids");
         for target in ["/var/lib/pciutils/pci.ids", "../../../var/lib/pciutils/pci.ids"] {
             symlink(target, &link).unwrap();
-            assert!(name(&load(root.path(), None, Prefer::BuiltIn)).is_some(), "{target}");
+            assert!(name(&load(&host(&root), None, Prefer::BuiltIn)).is_some(), "{target}");
             fs::remove_file(&link).unwrap();
         }
         symlink("pci.ids", &link).unwrap();
-        let loaded = load(root.path(), None, Prefer::BuiltIn);
+        let loaded = load(&host(&root), None, Prefer::BuiltIn);
         assert!(matches!(loaded.warnings.as_slice(), [NodeFileWarning::Read { .. }]), "{loaded:?}");
     }
 
     #[test]
     fn what_is_no_plain_file_is_never_opened() {
-        let root = tempfile::tempdir().unwrap();
+        let root = node();
         fs::create_dir_all(root.path().join("usr/share/misc")).unwrap();
         let _socket = UnixListener::bind(root.path().join("usr/share/misc/pci.ids")).unwrap();
         fs::create_dir_all(root.path().join("usr/share/hwdata/pci.ids")).unwrap();
-        let loaded = load(root.path(), None, Prefer::BuiltIn);
+        let loaded = load(&host(&root), None, Prefer::BuiltIn);
         let all_refused = loaded.warnings.iter().all(|w| matches!(w, NodeFileWarning::NotAFile { .. }));
         assert!(all_refused && loaded.warnings.len() == 2, "{loaded:?}");
     }
 
     #[test]
     fn a_file_beyond_any_sense_is_not_read() {
-        let root = tempfile::tempdir().unwrap();
+        let root = node();
         put(root.path(), USUAL_PATHS[0], TEXT);
         let file =
             fs::OpenOptions::new().write(true).open(root.path().join("usr/share/misc/pci.ids")).unwrap();
         file.set_len(LARGEST_FILE + 1).unwrap();
-        let loaded = load(root.path(), None, Prefer::BuiltIn);
+        let loaded = load(&host(&root), None, Prefer::BuiltIn);
         assert!(matches!(loaded.warnings.as_slice(), [NodeFileWarning::TooLarge { .. }]), "{loaded:?}");
     }
 }

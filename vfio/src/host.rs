@@ -1,14 +1,33 @@
 //! Where a host's kernel is met: its four roots, and how they are read. Writing goes through [`crate::writer`].
+//!
+//! Below another root than `/`, no link leaves it.
+
+mod below;
+#[cfg(test)]
+mod tests;
 
 use std::{
-    fs,
+    fmt,
+    fs::{self, File},
     io::{self, Read},
-    os::unix::fs::{FileTypeExt, MetadataExt},
+    os::{
+        fd::OwnedFd,
+        unix::fs::{FileTypeExt, MetadataExt},
+    },
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
-use nix::sys::statfs::{SYSFS_MAGIC, statfs};
-
+use below::Root;
+use nix::{
+    dir::Dir,
+    errno::Errno,
+    fcntl::{OFlag, open, openat, readlinkat},
+    sys::{
+        stat::Mode,
+        statfs::{SYSFS_MAGIC, fstatfs},
+    },
+};
 use reason::{Code, Coded};
 
 use crate::pci::Address;
@@ -23,10 +42,27 @@ pub enum Kernel {
 }
 
 /// A host: the places where its kernel shows and takes things, all below one root.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone)]
 pub struct Host {
     root: PathBuf,
     kernel: Kernel,
+    /// The root where it is not this process's own; else paths are what they are.
+    other: Option<Arc<Root>>,
+}
+
+/// Two are the same that have the same root.
+impl PartialEq for Host {
+    fn eq(&self, other: &Self) -> bool {
+        (&self.root, self.kernel) == (&other.root, other.kernel)
+    }
+}
+
+impl Eq for Host {}
+
+impl fmt::Debug for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Host").field("root", &self.root).field("kernel", &self.kernel).finish()
+    }
 }
 
 /// A read from the kernel that failed.
@@ -127,12 +163,24 @@ impl Host {
         // The writer runs in another directory: a relative root would mean another place there.
         let root = std::path::absolute(&root).unwrap_or(root);
         let path = root.join("sys");
-        let kind = match statfs(&path) {
-            Ok(stat) => stat.filesystem_type(),
-            Err(errno) => return Err(HostError::NoSys { root, path, source: errno.into() }),
-        };
-        let kernel = if kind == SYSFS_MAGIC { Kernel::Real } else { Kernel::Simulated };
-        Ok(Self { root, kernel })
+        let no_sys = |source| HostError::NoSys { root: root.clone(), path: path.clone(), source };
+        let is_own = root.parent().is_none();
+        let other = if is_own { None } else { Some(Arc::new(Root::at(&root).map_err(no_sys)?)) };
+        let mut host = Self { root: root.clone(), kernel: Kernel::Simulated, other };
+        // Nothing is held open before the first look: a child closes what it inherited, after its host was made.
+        let sys = host.unheld().open(&path, OFlag::O_PATH).map_err(no_sys)?;
+        let kind = fstatfs(sys).map_err(|errno| no_sys(errno.into()))?.filesystem_type();
+        if kind == SYSFS_MAGIC {
+            host.kernel = Kernel::Real;
+        }
+        Ok(host)
+    }
+
+    /// The same host, with nothing of it held open between two looks. Another root than `/` is held open else: a process that
+    /// may be left behind, blocked in the kernel, shall not keep a mount.
+    #[must_use]
+    pub fn unheld(&self) -> Self {
+        Self { other: self.other.as_ref().map(|root| Arc::new(root.unheld())), ..self.clone() }
     }
 
     /// The root that all paths are below; `/` for the system itself.
@@ -184,13 +232,28 @@ impl Host {
         self.read(&self.proc("sys/kernel/random/boot_id")).unwrap_or_default().trim().to_owned()
     }
 
+    /// Opens what `path` leads to, links followed and none of them out of the root.
+    fn open(&self, path: &Path, flags: OFlag) -> io::Result<OwnedFd> {
+        match &self.other {
+            None => Ok(open(path, flags | OFlag::O_CLOEXEC, Mode::empty())?),
+            // What is not below the root is the host's own spelling.
+            Some(root) => root.open(path.strip_prefix(&self.root).unwrap_or(path), flags),
+        }
+    }
+
+    /// Opens the directory that holds `path`, so that the link `path` itself can be looked at.
+    fn open_parent(&self, path: &Path) -> io::Result<OwnedFd> {
+        self.open(path.parent().unwrap_or(path), OFlag::O_PATH | OFlag::O_DIRECTORY)
+    }
+
     /// Reads a file of the kernel's as text (lossy: a kernel string is bytes).
     ///
     /// # Errors
     /// With path and cause.
     pub fn read(&self, path: &Path) -> Result<String, ReadError> {
-        let bytes = fs::read(path).map_err(|e| ReadError::new("read", path, &e))?;
-        Ok(String::from_utf8_lossy(&bytes).into_owned())
+        let bytes = self.bytes(path, usize::MAX)?;
+        Ok(String::from_utf8(bytes)
+            .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
     }
 
     /// Reads the first `most` bytes of a file of the kernel's.
@@ -199,10 +262,24 @@ impl Host {
     /// With path and cause.
     pub fn bytes(&self, path: &Path, most: usize) -> Result<Vec<u8>, ReadError> {
         let failed = |e: io::Error| ReadError::new("read", path, &e);
+        let file = File::from(self.open(path, OFlag::O_RDONLY).map_err(failed)?);
         let mut bytes = Vec::new();
-        let file = fs::File::open(path).map_err(failed)?;
         file.take(u64::try_from(most).unwrap_or(u64::MAX)).read_to_end(&mut bytes).map_err(failed)?;
         Ok(bytes)
+    }
+
+    /// Opens a plain file for reading; nothing where `path` leads to something else (a pipe would block, a device may act), which
+    /// is not opened.
+    ///
+    /// # Errors
+    /// As the system has it.
+    pub fn plain_file(&self, path: &Path) -> io::Result<Option<File>> {
+        if !File::from(self.open(path, OFlag::O_PATH)?).metadata()?.is_file() {
+            return Ok(None);
+        }
+        // Should something else have taken its place meanwhile, the open does not wait for it.
+        let file = File::from(self.open(path, OFlag::O_RDONLY | OFlag::O_NONBLOCK)?);
+        Ok(file.metadata()?.is_file().then_some(file))
     }
 
     /// As [`Host::read`], with nothing for a file that is not there.
@@ -223,11 +300,14 @@ impl Host {
     /// With path and cause.
     pub fn list(&self, path: &Path) -> Result<Vec<String>, ReadError> {
         let failed = |e: io::Error| ReadError::new("list", path, &e);
-        let mut names = fs::read_dir(path)
-            .map_err(failed)?
-            .map(|entry| entry.map(|e| e.file_name().to_string_lossy().into_owned()))
-            .collect::<Result<Vec<_>, _>>()
-            .map_err(failed)?;
+        let directory = self.open(path, OFlag::O_RDONLY | OFlag::O_DIRECTORY).map_err(failed)?;
+        let mut names = Dir::from_fd(directory)
+            .map_err(|errno| failed(errno.into()))?
+            .into_iter()
+            .map(|entry| entry.map(|entry| entry.file_name().to_string_lossy().into_owned()))
+            .filter(|name| !matches!(name.as_deref(), Ok("." | "..")))
+            .collect::<Result<Vec<_>, Errno>>()
+            .map_err(|errno| failed(errno.into()))?;
         names.sort();
         Ok(names)
     }
@@ -237,17 +317,40 @@ impl Host {
     /// # Errors
     /// With path and cause, for any failure but absence.
     pub fn link_name(&self, path: &Path) -> Result<Option<String>, ReadError> {
-        match fs::read_link(path) {
+        let target = match (path.file_name(), &self.other) {
+            (Some(name), Some(_)) => {
+                self.open_parent(path).and_then(|parent| Ok(PathBuf::from(readlinkat(parent, name)?)))
+            }
+            _ => fs::read_link(path),
+        };
+        match target {
             Ok(target) => Ok(target.file_name().map(|name| name.to_string_lossy().into_owned())),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(ReadError::new("follow", path, &error)),
         }
     }
 
+    /// Checks that there is something at `path`, links followed.
+    ///
+    /// # Errors
+    /// With path and cause.
+    pub fn look_at(&self, path: &Path) -> Result<(), ReadError> {
+        self.open(path, OFlag::O_PATH).map(drop).map_err(|error| ReadError::new("look at", path, &error))
+    }
+
     /// Whether there is something at `path`, links followed. What cannot be looked at counts as there.
     #[must_use]
     pub fn exists(&self, path: &Path) -> bool {
-        !matches!(fs::metadata(path), Err(error) if error.kind() == io::ErrorKind::NotFound)
+        match self.open(path, OFlag::O_PATH) {
+            Ok(_) => true,
+            Err(error) => !matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory),
+        }
+    }
+
+    /// Whether `path` leads to a directory.
+    #[must_use]
+    pub fn is_dir(&self, path: &Path) -> bool {
+        self.open(path, OFlag::O_PATH | OFlag::O_DIRECTORY).is_ok()
     }
 
     /// Where `path` leads with all links followed, as the host names it (`/sys/devices/...`, without the root), or nothing
@@ -256,14 +359,14 @@ impl Host {
     /// # Errors
     /// With path and cause, for any failure but absence.
     pub fn real_path(&self, path: &Path) -> Result<Option<PathBuf>, ReadError> {
-        let failed = |e: io::Error| ReadError::new("follow", path, &e);
-        let root = fs::canonicalize(&self.root).map_err(failed)?;
-        match fs::canonicalize(path) {
-            Ok(real) => {
-                Ok(Some(real.strip_prefix(&root).map_or(real.clone(), |below| Path::new("/").join(below))))
-            }
+        let real = match &self.other {
+            None => fs::canonicalize(path),
+            Some(root) => root.real_path(path.strip_prefix(&self.root).unwrap_or(path)),
+        };
+        match real {
+            Ok(real) => Ok(Some(real)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(failed(error)),
+            Err(error) => Err(ReadError::new("follow", path, &error)),
         }
     }
 
@@ -273,7 +376,7 @@ impl Host {
     /// # Errors
     /// With path and cause, for any failure but absence.
     pub fn node_id(&self, path: &Path) -> Result<Option<NodeId>, ReadError> {
-        match fs::metadata(path) {
+        match self.metadata(path) {
             Ok(meta) if meta.file_type().is_char_device() => Ok(Some(NodeId::Character(meta.rdev()))),
             Ok(meta) if meta.is_file() && self.kernel == Kernel::Simulated => {
                 Ok(Some(NodeId::File(meta.dev(), meta.ino())))
@@ -283,27 +386,21 @@ impl Host {
             Err(error) => Err(ReadError::new("look at", path, &error)),
         }
     }
-}
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_plain_tree_is_simulated_and_the_machines_sysfs_is_real() {
-        let tree = tempfile::tempdir().unwrap();
-        fs::create_dir(tree.path().join("sys")).unwrap();
-        assert_eq!(Host::at(tree.path()).unwrap().kernel(), Kernel::Simulated);
-        assert_eq!(Host::at("/").unwrap().kernel(), Kernel::Real);
-    }
-
-    #[test]
-    fn a_root_without_sys_is_no_host() {
-        let tree = tempfile::tempdir().unwrap();
-        let error = Host::at(tree.path()).unwrap_err();
-        let text = reason::chain(&error);
-        assert!(text.contains("sys") && text.contains("--root"), "{text}");
-        assert_eq!(text.matches("No such file").count(), 1, "{text}");
-        assert_eq!((error.code(), error.retryable()), (Code::NoHost, false));
+    /// What `path` leads to.
+    ///
+    /// A descriptor of a real process (`/proc/PID/fd/N`) is the open file itself, under whatever path, if any, in whatever mount
+    /// namespace: resolving below the root refuses it. So its directory is resolved below the root, and the link then followed
+    /// as the kernel means it.
+    fn metadata(&self, path: &Path) -> io::Result<fs::Metadata> {
+        let Some(_) = &self.other else { return fs::metadata(path) };
+        let directory = path.parent().and_then(Path::file_name);
+        match path.file_name() {
+            Some(name) if directory.is_some_and(|dir| dir == "fd") && self.kernel == Kernel::Real => {
+                let parent = self.open_parent(path)?;
+                File::from(openat(parent, name, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())?).metadata()
+            }
+            _ => File::from(self.open(path, OFlag::O_PATH)?).metadata(),
+        }
     }
 }

@@ -77,10 +77,9 @@ impl<'a> Walk<'a> {
         }
         let file =
             ModuleFile::new(&entry.file).map_err(|error| Absence::File { reason: error.to_string() })?;
-        let path = self.modules.host().modules(file.as_str());
-        if let Err(error) = path.metadata() {
-            return Err(Absence::File { reason: format!("{} cannot be had: {error}", path.display()) });
-        }
+        let host = self.modules.host();
+        host.look_at(&host.modules(file.as_str()))
+            .map_err(|error| Absence::File { reason: error.to_string() })?;
         let soft = conf.soft(module);
         for wished in soft.into_iter().flat_map(|soft| &soft.before) {
             self.wish(wished);

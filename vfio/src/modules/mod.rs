@@ -200,7 +200,7 @@ impl Modules {
             return Some(Availability::Loaded);
         }
         let dir = self.host.sys("module").join(module.as_str());
-        if dir.is_dir() {
+        if self.host.is_dir(&dir) {
             // Only modules that were loaded have an initstate (kernel/module/sysfs.c); those with parameters have the directory
             // even when built in (kernel/params.c, `param_sysfs_builtin`).
             return match self.host.read_if_there(&dir.join("initstate")) {

@@ -9,7 +9,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use reason::{Code, Coded};
 use tempfile::Builder;
+
+/// What the new file's name begins and ends with until it is in place.
+const TEMPORARY: (&str, &str) = (".vfiod-", ".tmp");
 
 /// A file that could not be replaced or read. After a failed [`replace`] the old content is there still, unless the
 /// variant says otherwise.
@@ -72,6 +76,36 @@ pub enum AtomicFileError {
     },
 }
 
+impl Coded for AtomicFileError {
+    fn code(&self) -> Code {
+        Code::StateFile
+    }
+
+    fn retryable(&self) -> bool {
+        match self {
+            Self::NoFileName { .. } => false,
+            Self::Create { .. }
+            | Self::Write { .. }
+            | Self::Rename { .. }
+            | Self::SyncDirectory { .. }
+            | Self::Read { .. } => true,
+        }
+    }
+}
+
+/// Removes what replacements that were killed on their way have left in `directory`. Says how many files that were; one
+/// that cannot be removed does no harm.
+///
+/// The caller has the lock of all writers: nobody replaces a file there now.
+pub fn sweep(directory: &Path) -> usize {
+    let entries = fs::read_dir(directory).into_iter().flatten().filter_map(Result::ok);
+    let left = entries.filter(|entry| {
+        let name = entry.file_name();
+        name.to_str().is_some_and(|name| name.starts_with(TEMPORARY.0) && name.ends_with(TEMPORARY.1))
+    });
+    left.filter(|entry| fs::remove_file(entry.path()).is_ok()).count()
+}
+
 /// Makes `bytes` the whole content of the file at `path`, with exactly `mode` (permission bits, the umask plays no part).
 ///
 /// Returns when content and name are on the disk. The new file is made beside the old one under a name that starts
@@ -92,7 +126,7 @@ pub fn replace(path: &Path, bytes: &[u8], mode: u32) -> Result<(), AtomicFileErr
     let written = |source| AtomicFileError::Write { path: path.to_owned(), source };
 
     let mut file =
-        Builder::new().prefix(".vfiod-").suffix(".tmp").tempfile_in(directory).map_err(|source| {
+        Builder::new().prefix(TEMPORARY.0).suffix(TEMPORARY.1).tempfile_in(directory).map_err(|source| {
             AtomicFileError::Create { path: path.to_owned(), directory: directory.to_owned(), source }
         })?;
     file.write_all(bytes).map_err(written)?;
@@ -138,6 +172,18 @@ mod tests {
         assert_eq!(read_if_there(&path).unwrap().as_deref(), Some(&b"second"[..]));
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o7777, 0o666, "whatever the umask");
         assert_eq!(listing(dir.path()), ["journal.json"]);
+    }
+
+    #[test]
+    fn what_a_killed_replacement_left_is_swept_and_nothing_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("journal.json");
+        replace(&path, b"content", 0o600).unwrap();
+        let kept =
+            Builder::new().prefix(".vfiod-").suffix(".tmp").tempfile_in(dir.path()).unwrap().keep().unwrap();
+        assert!(kept.1.exists());
+        assert_eq!((sweep(dir.path()), listing(dir.path())), (1, vec!["journal.json".to_owned()]));
+        assert_eq!(sweep(&dir.path().join("nowhere")), 0);
     }
 
     #[test]

@@ -26,13 +26,14 @@ use std::{
     time::Duration,
 };
 
+use decide::{
+    consumer::Consumer,
+    names::Prefer,
+    wish::{Said, WorkloadType},
+};
+use reason::{Code, Coded};
 use serde::Deserialize;
 use serde_saphyr::{Location, Spanned, UserMessageFormatter};
-
-use crate::{
-    desired::{Consumer, WorkloadType},
-    names::Prefer,
-};
 
 /// The largest file that is read.
 const LARGEST: u64 = 1 << 20;
@@ -45,11 +46,11 @@ const SECONDS: RangeInclusive<u64> = 1..=3600;
 pub struct Config {
     /// `workloadType`: what the node's GPUs shall serve. `None`: the file asks for nothing.
     pub workload_type: Option<WorkloadType>,
-    /// `consumer`: who takes the devices of a VM type. Default KubeVirt.
-    pub consumer: Consumer,
+    /// `consumer`: who takes the devices of a VM type. `None`: KubeVirt, if nobody else says.
+    pub consumer: Option<Consumer>,
     /// `adoptBootBound`: give functions that the kernel bound to vfio by ids at boot to the host driver as well, on the
-    /// way back to containers. Default no.
-    pub adopt_boot_bound: bool,
+    /// way back to containers. `None`: no, if nobody else says.
+    pub adopt_boot_bound: Option<bool>,
     /// `names`: where resource names come from.
     pub names: NamesConfig,
     /// `holdGraceSeconds`: how long an answered Allocate counts as in use without PodResources having shown it.
@@ -78,8 +79,8 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             workload_type: None,
-            consumer: Consumer::default(),
-            adopt_boot_bound: false,
+            consumer: None,
+            adopt_boot_bound: None,
             names: NamesConfig::default(),
             hold_grace: Duration::from_secs(60),
             write_deadline: Duration::from_secs(10),
@@ -134,26 +135,37 @@ pub enum ConfigError {
     },
 }
 
-/// Where in which file. Shown as `path:line`, or `path` alone.
+impl Coded for ConfigError {
+    fn code(&self) -> Code {
+        Code::ConfigRefused
+    }
+
+    fn retryable(&self) -> bool {
+        false
+    }
+}
+
+/// Where in which file. Shown as `path:line:column`, or `path` alone.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
     /// The file.
     pub path: PathBuf,
-    /// The line, counted from 1; `None` where the parser has none.
-    pub line: Option<u64>,
+    /// Line and column, counted from 1; `None` where the parser has none.
+    pub at: Option<(u64, u64)>,
 }
 
 impl Place {
     fn new(path: &Path, location: Option<Location>) -> Self {
         // The parser's line 0 stands for "not known".
-        Self { path: path.to_owned(), line: location.map(|at| at.line()).filter(|line| *line > 0) }
+        let at = location.map(|at| (at.line(), at.column())).filter(|(line, _)| *line > 0);
+        Self { path: path.to_owned(), at }
     }
 }
 
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.path.display())?;
-        self.line.map_or(Ok(()), |line| write!(f, ":{line}"))
+        self.at.map_or(Ok(()), |(line, column)| write!(f, ":{line}:{column}"))
     }
 }
 
@@ -181,6 +193,13 @@ struct Names {
 }
 
 impl Config {
+    /// What it says of the wish.
+    #[must_use]
+    pub fn said(&self) -> Said {
+        let Self { workload_type, consumer, adopt_boot_bound, .. } = *self;
+        Said { workload_type, consumer, adopt_boot_bound }
+    }
+
     /// Reads and checks the config file at `path`.
     ///
     /// # Errors
@@ -225,8 +244,8 @@ impl Config {
         };
         Ok(Self {
             workload_type: file.workload_type,
-            consumer: file.consumer.unwrap_or(default.consumer),
-            adopt_boot_bound: file.adopt_boot_bound.unwrap_or(default.adopt_boot_bound),
+            consumer: file.consumer,
+            adopt_boot_bound: file.adopt_boot_bound,
             names: names(file.names.unwrap_or_default(), path)?,
             hold_grace: seconds("holdGraceSeconds", file.hold_grace_seconds, default.hold_grace)?,
             write_deadline: seconds(
@@ -290,8 +309,8 @@ mod tests {
         let file = Some(PathBuf::from("/etc/vfiod/pci.ids"));
         let expected = Config {
             workload_type: Some(WorkloadType::VmPassthrough),
-            consumer: Consumer::Kata,
-            adopt_boot_bound: true,
+            consumer: Some(Consumer::Kata),
+            adopt_boot_bound: Some(true),
             names: NamesConfig { prefer: Prefer::NodeFile, file },
             hold_grace: Duration::from_secs(1),
             write_deadline: Duration::from_secs(2),
@@ -309,7 +328,7 @@ mod tests {
             assert_eq!(
                 error,
                 format!(
-                    "config file /etc/vfiod/config.yaml:2: rescanSeconds: \"{value}\" does not fit, nothing of the file \
+                    "config file /etc/vfiod/config.yaml:2:16: rescanSeconds: \"{value}\" does not fit, nothing of the file \
                      is applied: give a whole number of seconds from 1 to 3600, or leave the key out for 30"
                 )
             );
@@ -319,18 +338,18 @@ mod tests {
     #[test]
     fn what_does_not_fit_is_refused_with_its_line() {
         for (text, line, named) in [
-            ("workloadType: VM-passthrough\n", 1, "vm-passthrough"),
-            ("workloadType: vm_vgpu\n", 1, "vm_vgpu"),
-            ("consumer: docker\n", 1, "docker"),
-            ("\nadoptBootbound: true\n", 2, "adoptBootbound"),
-            ("adoptBootBound: yes\n", 1, "true"),
-            ("names:\n  prefer: both\n", 2, "both"),
-            ("names:\n  path: /x\n", 2, "path"),
-            ("rescanSeconds: [1]\n", 1, ""),
-            ("rescanSeconds: 1\nrescanSeconds: 2\n", 2, "rescanSeconds"),
-            ("consumer: kata\nnames: [\n", 2, ""),
-            ("- a list\n", 1, ""),
-            ("consumer: kata\n---\nconsumer: kubevirt\n", 3, ""),
+            ("workloadType: VM-passthrough\n", "1:15", "vm-passthrough"),
+            ("workloadType: vm_vgpu\n", "1:15", "vm_vgpu"),
+            ("consumer: docker\n", "1:11", "docker"),
+            ("\nadoptBootbound: true\n", "2:1", "adoptBootbound"),
+            ("adoptBootBound: yes\n", "1:17", "true"),
+            ("names:\n  prefer: both\n", "2:11", "both"),
+            ("names:\n  path: /x\n", "2:3", "path"),
+            ("rescanSeconds: [1]\n", "1:16", ""),
+            ("rescanSeconds: 1\nrescanSeconds: 2\n", "2:1", "rescanSeconds"),
+            ("consumer: kata\nnames: [\n", "2:8", ""),
+            ("- a list\n", "1:1", ""),
+            ("consumer: kata\n---\nconsumer: kubevirt\n", "3:1", ""),
         ] {
             let error = parse(text).unwrap_err();
             let head =
@@ -344,7 +363,7 @@ mod tests {
     fn a_path_of_the_host_is_absolute() {
         assert_eq!(
             parse("names:\n  file: pci.ids\n").unwrap_err(),
-            "config file /etc/vfiod/config.yaml:2: names.file: \"pci.ids\" is not an absolute path, nothing of the file \
+            "config file /etc/vfiod/config.yaml:2:9: names.file: \"pci.ids\" is not an absolute path, nothing of the file \
              is applied: start it with /"
         );
     }

@@ -1,111 +1,158 @@
-//! Carries out the plan of one group: every move, each read back, or all undone.
+//! Carries out the plan of one unit: every step, each read back, or all undone.
 
-use std::fmt;
+use std::{collections::BTreeSet, fmt};
 
-use reason::{Coded, chain};
+use decide::{
+    plan::UnitPlan,
+    prior::Remembered,
+    step::{NotReached, Seen, Step, Subject},
+    unit::UnitId,
+    usage::User,
+};
+use reason::{Code, Coded, chain};
 use vfio::{
-    child::{ChildCommand, LeftBehind, LookError, WriteError, Writer},
-    driver::{Binding, Next, Target, Wanted, is_vfio, next},
+    child::{ChildCommand, LeftBehind, LookError, Reader, WriteError, Writer},
+    driver::Next,
     host::Host,
-    modules::{Load, ModuleName, Modules, driver_directory},
-    pci::{Address, Function},
+    modules::{ModuleName, Modules, driver_directory},
+    pci::Address,
     process::ProcessId,
     write::Write,
 };
 
-use crate::plan::{Move, Prior};
-
-/// The most writes that a move can need: override, unbind, probe, override.
-const MOST_WRITES: usize = 4;
+/// A write that a step is about to make, and what has to be so before.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Attempt {
+    /// The write.
+    pub write: Write,
+    /// What has to be remembered first.
+    pub remembers: Option<(Address, Remembered)>,
+    /// Nobody may use the unit at that moment.
+    pub needs_idle: bool,
+}
 
 /// What a transaction meets: the kernel, in production.
 pub trait Port {
-    /// A function as it is now.
+    /// A step's subject as it is now.
     ///
     /// # Errors
     /// When it is gone or cannot be read.
-    fn look(&mut self, address: Address) -> Result<Function, MoveError>;
+    fn look(&mut self, subject: &Subject) -> Result<Seen, StepError>;
 
-    /// Whether a module is there by now.
-    fn present(&mut self, module: &ModuleName) -> bool;
-
-    /// How the driver `name` is spelt, which may have been loaded since it was chosen: as its directory is.
-    fn spelling(&mut self, name: &str) -> String;
-
-    /// Makes one write: to a function that was `prior` when the transaction began, or to none.
+    /// Makes one write, recorded first, and not made where its unit has to be idle and is not.
     ///
     /// # Errors
-    /// See [`WriteError`].
-    fn write(&mut self, write: &Write, prior: Option<&Prior>) -> Result<(), WriteError>;
+    /// When it was not made, or is not known to have been.
+    fn write(&mut self, attempt: &Attempt) -> Result<(), StepError>;
 }
 
 /// Remembers writes before they are made.
 pub trait Recorder {
-    /// Makes it durable that `writer` is about to make `write`, to a function that was `prior`, or to none.
+    /// Makes it durable that `writer` is about to make this attempt on a function of `unit`.
     ///
     /// # Errors
     /// When that could not be made durable; then the write is not made.
     fn announce(
         &mut self,
-        group: u32,
-        write: &Write,
-        prior: Option<&Prior>,
+        unit: &UnitId,
+        attempt: &Attempt,
         writer: ProcessId,
     ) -> Result<(), Box<dyn std::error::Error + Send + Sync>>;
 }
 
+/// How the two kinds of children are started.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Commands {
+    /// Those that make kernel writes.
+    pub writer: ChildCommand,
+    /// Those that read what may block.
+    pub reader: ChildCommand,
+}
+
 /// The kernel, through the one seam.
 pub struct KernelPort<R> {
-    group: u32,
+    unit: UnitId,
+    nodes: BTreeSet<String>,
     host: Host,
     writer: Writer,
+    reader: Reader,
     recorder: R,
 }
 
 impl<R: Recorder> KernelPort<R> {
-    /// A port for one transaction on `group`.
+    /// A port for one transaction on the unit of `plan`.
     #[must_use]
-    pub fn new(host: &Host, command: &ChildCommand, group: u32, recorder: R) -> Self {
-        Self { group, host: host.clone(), writer: Writer::new(command, host), recorder }
+    pub fn new(host: &Host, commands: &Commands, plan: &UnitPlan, recorder: R) -> Self {
+        Self {
+            unit: plan.unit.clone(),
+            nodes: plan.nodes.clone(),
+            host: host.clone(),
+            writer: Writer::new(&commands.writer, host),
+            reader: Reader::new(&commands.reader, host),
+            recorder,
+        }
     }
+}
+
+/// How a driver is spelt that may have been loaded since it was chosen: as its directory is.
+#[must_use]
+pub fn spelling(host: &Host, name: &str) -> String {
+    if host.is_dir(&host.sys("bus/pci/drivers").join(name)) {
+        return name.to_owned();
+    }
+    let module = ModuleName::new(name).ok();
+    module.and_then(|module| driver_directory(host, &module)).unwrap_or_else(|| name.to_owned())
 }
 
 impl<R: Recorder> Port for KernelPort<R> {
-    fn look(&mut self, address: Address) -> Result<Function, MoveError> {
-        match self.writer.look(address) {
-            Ok(Some(function)) => Ok(function),
-            Ok(None) => Err(MoveError::Gone { address }),
-            Err(error) => Err(MoveError::Unreadable(error)),
+    fn look(&mut self, subject: &Subject) -> Result<Seen, StepError> {
+        match subject {
+            Subject::Module(module) => Ok(Seen::Module(Modules::of(&self.host).present(module))),
+            Subject::Function { address, driver } => match self.writer.look(*address) {
+                Ok(Some(function)) => Ok(Seen::Function {
+                    function: Box::new(function),
+                    driver: driver.as_deref().map(|name| spelling(&self.host, name)),
+                }),
+                Ok(None) => Err(StepError::Gone { address: *address }),
+                Err(error) => Err(StepError::Unreadable(error)),
+            },
         }
     }
 
-    fn present(&mut self, module: &ModuleName) -> bool {
-        Modules::of(&self.host).present(module)
-    }
-
-    fn spelling(&mut self, name: &str) -> String {
-        if self.host.sys("bus/pci/drivers").join(name).is_dir() {
-            return name.to_owned();
-        }
-        let module = ModuleName::new(name).ok();
-        module.and_then(|module| driver_directory(&self.host, &module)).unwrap_or_else(|| name.to_owned())
-    }
-
-    fn write(&mut self, write: &Write, prior: Option<&Prior>) -> Result<(), WriteError> {
-        let Self { group, writer, recorder, .. } = self;
+    fn write(&mut self, attempt: &Attempt) -> Result<(), StepError> {
+        let Self { unit, nodes, host, writer, reader, recorder } = self;
         let started = std::time::Instant::now();
-        let result = writer.write(write, |pid| recorder.announce(*group, write, prior, ProcessId::of(pid)));
-        match &result {
-            Ok(()) => tracing::info!(group = *group, elapsed = ?started.elapsed(), "{write}"),
-            Err(error) => tracing::warn!(group = *group, code = error.code().as_str(), "{}", chain(error)),
+        let write = &attempt.write;
+        let mut users = BTreeSet::new();
+        let result = writer.write(write, |pid| -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+            recorder.announce(unit, attempt, ProcessId::of(pid))?;
+            if attempt.needs_idle {
+                // Minutes may have gone by since the plan was made, and a VM may have started: this look is the last
+                // thing before the write.
+                let there = nodes
+                    .iter()
+                    .filter(|node| host.exists(&host.root().join(node.trim_start_matches('/'))))
+                    .cloned()
+                    .collect();
+                users = User::of_nodes(&reader.holders(nodes.clone()), &there);
+            }
+            if users.is_empty() { Ok(()) } else { Err("somebody uses it".into()) }
+        });
+        if !users.is_empty() {
+            tracing::warn!(%unit, code = %Code::InUse, "not made, since the unit is in use by now: {write}");
+            return Err(StepError::InUse { write: write.clone(), users });
         }
-        result
+        match &result {
+            Ok(()) => tracing::info!(%unit, elapsed = ?started.elapsed(), "{write}"),
+            Err(error) => tracing::warn!(%unit, code = %error.code(), "{}", chain(error)),
+        }
+        Ok(result?)
     }
 }
 
-/// Why one function did not get where it should.
+/// Why a step did not get where it should.
 #[derive(Debug, thiserror::Error)]
-pub enum MoveError {
+pub enum StepError {
     /// A kernel write failed.
     #[error(transparent)]
     Write(#[from] WriteError),
@@ -115,63 +162,81 @@ pub enum MoveError {
         /// The function.
         address: Address,
     },
-    /// The function could not be read back.
+    /// It could not be read back.
     #[error("it cannot be read back")]
     Unreadable(#[from] LookError),
-    /// All writes succeeded, and the function is not where it should be.
+    /// All writes succeeded, and it is not where it should be.
     #[error(
-        "{address} was probed and is {seen}, not {wanted}: the kernel log says why the driver did not take it"
+        "{what} was probed and is {seen}, not {wanted}: the kernel log says why the driver did not take it",
+        seen = not.seen, wanted = not.wanted
     )]
     NotTaken {
-        /// The function.
-        address: Address,
-        /// What was wanted.
-        wanted: String,
-        /// What reading back showed.
-        seen: String,
+        /// The function, or what else it is.
+        what: String,
+        /// What was wanted, and what reading back showed.
+        not: NotReached,
+    },
+    /// Somebody came to use the unit after the plan was made.
+    #[error("did not {write}: in use by now: {}", texts(users))]
+    InUse {
+        /// The write that was not made.
+        write: Write,
+        /// By whom.
+        users: BTreeSet<User>,
     },
 }
 
-impl MoveError {
-    /// A stable name for metrics and conditions.
-    #[must_use]
-    pub fn code(&self) -> &'static str {
+fn texts(users: &BTreeSet<User>) -> String {
+    users.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+}
+
+impl Coded for StepError {
+    fn code(&self) -> Code {
         match self {
-            Self::Write(error) => error.code().as_str(),
-            Self::Gone { .. } => "FunctionGone",
-            Self::Unreadable(_) => "Unreadable",
-            Self::NotTaken { .. } => "NotTaken",
+            Self::Write(error) => error.code(),
+            Self::Gone { .. } => Code::FunctionGone,
+            Self::Unreadable(error) => error.code(),
+            Self::NotTaken { .. } => Code::NotTaken,
+            Self::InUse { .. } => Code::InUse,
         }
     }
 
-    /// Whether trying again may help, with nothing changed by people.
-    #[must_use]
-    pub fn retryable(&self) -> bool {
+    fn retryable(&self) -> bool {
         match self {
             Self::Write(error) => error.retryable(),
-            Self::Gone { .. } | Self::Unreadable(_) | Self::NotTaken { .. } => true,
+            Self::Gone { .. } | Self::Unreadable(_) | Self::NotTaken { .. } | Self::InUse { .. } => true,
         }
     }
 }
 
-/// What came of a group's transaction.
+impl StepError {
+    /// Whether the kernel said no, and nothing else is wrong: what is only wished for may be done without.
+    fn refused(&self) -> bool {
+        matches!(
+            self,
+            Self::Write(WriteError::Kernel { .. } | WriteError::Refused { .. }) | Self::NotTaken { .. }
+        )
+    }
+}
+
+/// What came of a unit's transaction.
 #[derive(Debug)]
 pub enum Outcome {
-    /// Every function is where it should be, read back.
+    /// Everything is where it should be, read back.
     Done,
-    /// A move failed, and every function is as it was.
+    /// A step failed, and everything is as it was.
     RolledBack {
         /// What failed.
-        error: MoveError,
+        error: StepError,
     },
-    /// A move failed, and so did a part of the way back.
+    /// A step failed, and so did a part of the way back.
     Broken {
         /// What failed first.
-        error: MoveError,
+        error: StepError,
         /// What failed on the way back.
-        rollback: Vec<MoveError>,
+        rollback: Vec<StepError>,
     },
-    /// A write did not come back: the group is left alone until its child ends.
+    /// A write did not come back: the unit is left alone until its child ends.
     Wedged {
         /// What is waited for, in words.
         message: String,
@@ -196,34 +261,15 @@ impl fmt::Display for Outcome {
     }
 }
 
-/// Loads the modules that a group's moves need, in order, but those that are there by now. Says what went wrong, if
-/// anything did; nothing was moved then. A module that is only wished for may be refused.
-///
-/// Groups that need the same modules call this one after another.
-pub fn load_modules(loads: &[Load], port: &mut impl Port) -> Option<Outcome> {
-    for load in loads {
-        if port.present(&load.module) {
-            continue;
-        }
-        match port.write(&load.write(), None) {
-            Ok(()) => {}
-            Err(WriteError::Kernel { .. } | WriteError::Refused { .. }) if !load.required => {}
-            Err(error) => {
-                return Some(match left_behind(error.into()) {
-                    Ok((message, child)) => Outcome::Wedged { message, child },
-                    Err(error) => Outcome::RolledBack { error },
-                });
-            }
-        }
-    }
-    None
-}
-
-/// Carries out `moves` in order; on a failure, undoes what was done in reverse order.
-pub fn carry_out(moves: &[Move], port: &mut impl Port) -> Outcome {
-    for (index, step) in moves.iter().enumerate() {
-        let Err(error) = go(step.address, &step.to, &Prior::from(&step.from), port) else { continue };
-        let begun = moves.iter().take(index + 1).rev();
+/// Carries out `steps` in order; on a failure, undoes what was done in reverse order.
+pub fn carry_out(steps: &[Step], port: &mut impl Port) -> Outcome {
+    for (index, step) in steps.iter().enumerate() {
+        let error = match go(step, step, port) {
+            Ok(()) => continue,
+            Err(error) if step.optional() && error.refused() => continue,
+            Err(error) => error,
+        };
+        let begun = steps.iter().take(index + 1).rev();
         return match left_behind(error) {
             Ok((message, child)) => Outcome::Wedged { message, child },
             Err(error) => undo(error, begun, port),
@@ -232,10 +278,11 @@ pub fn carry_out(moves: &[Move], port: &mut impl Port) -> Outcome {
     Outcome::Done
 }
 
-fn undo<'a>(error: MoveError, begun: impl Iterator<Item = &'a Move>, port: &mut impl Port) -> Outcome {
+fn undo<'a>(error: StepError, begun: impl Iterator<Item = &'a Step>, port: &mut impl Port) -> Outcome {
     let mut failed = Vec::new();
     for step in begun {
-        let Err(error) = go(step.address, &step.inverse, &Prior::from(&step.from), port) else { continue };
+        let Some(inverse) = step.inverse() else { continue };
+        let Err(error) = go(&inverse, step, port) else { continue };
         match left_behind(error) {
             Ok((message, child)) => return Outcome::Wedged { message, child },
             Err(error) => failed.push(error),
@@ -249,57 +296,35 @@ fn undo<'a>(error: MoveError, begun: impl Iterator<Item = &'a Move>, port: &mut 
 }
 
 /// The child that still waits for the kernel, where that is what the error is about.
-fn left_behind(error: MoveError) -> Result<(String, LeftBehind), MoveError> {
+fn left_behind(error: StepError) -> Result<(String, LeftBehind), StepError> {
     let message = chain(&error);
     match error {
-        MoveError::Write(WriteError::Late { child, .. })
-        | MoveError::Unreadable(LookError::Late { child, .. }) => Ok((message, child)),
+        StepError::Write(WriteError::Late { child, .. })
+        | StepError::Unreadable(LookError::Late { child, .. }) => Ok((message, child)),
         other => Err(other),
     }
 }
 
-/// Brings one function to `target`: look, write, look again, until it is there.
-fn go(address: Address, target: &Target, prior: &Prior, port: &mut impl Port) -> Result<(), MoveError> {
-    let target = &as_spelt(target, port);
-    let mut probed = false;
-    for _ in 0..=MOST_WRITES {
-        let function = port.look(address)?;
-        match next(&function, target, probed) {
+/// Takes one step: look, write, look again, until it is there. What has to be remembered is what `first` says, of which the
+/// step is a part or the inverse.
+fn go(step: &Step, first: &Step, port: &mut impl Port) -> Result<(), StepError> {
+    let subject = step.subject();
+    let mut made = Vec::new();
+    loop {
+        let seen = port.look(&subject)?;
+        match step.next(&seen, &made) {
             Next::Done => return Ok(()),
-            Next::Stuck => return Err(not_taken(&function, target)),
-            Next::Write(write) => {
-                probed |= matches!(write, Write::Probe { .. });
-                port.write(&write, Some(prior))?;
+            Next::Write(write) if made.len() < step.most_writes() => {
+                let attempt =
+                    Attempt { remembers: first.remembers(), needs_idle: step.needs_idle(&write), write };
+                port.write(&attempt)?;
+                made.push(attempt.write);
+            }
+            // Stuck, or somebody else moves it as well.
+            Next::Stuck | Next::Write(_) => {
+                let what = step.touches().map_or_else(|| "it".to_owned(), |address| address.to_string());
+                return Err(StepError::NotTaken { what, not: step.not_reached(&seen) });
             }
         }
     }
-    // Somebody else moves it as well.
-    Err(not_taken(&port.look(address)?, target))
-}
-
-/// The target, with its vfio driver spelt as its directory is: a driver that was not loaded when the plan was made may be
-/// called otherwise than expected, and `driver_override` has to be exact.
-fn as_spelt(target: &Target, port: &mut impl Port) -> Target {
-    match &target.driver {
-        Wanted::Named(name) if is_vfio(name) => {
-            let spelt = port.spelling(name);
-            let its_own = target.driver_override.as_ref() == Some(name);
-            let driver_override = if its_own { Some(spelt.clone()) } else { target.driver_override.clone() };
-            Target { driver: Wanted::Named(spelt), driver_override }
-        }
-        _ => target.clone(),
-    }
-}
-
-fn not_taken(function: &Function, target: &Target) -> MoveError {
-    let wanted = match &target.driver {
-        Wanted::Named(name) => format!("on {name}"),
-        Wanted::AnyHost => "on a host driver".to_owned(),
-        Wanted::NoProbe => "off vfio".to_owned(),
-    };
-    let seen = match Binding::from(function).driver {
-        Some(driver) => format!("on {driver}"),
-        None => "on no driver".to_owned(),
-    };
-    MoveError::NotTaken { address: function.address, wanted, seen }
 }

@@ -3,12 +3,15 @@
 //! The protocol is one line of JSON each way: `{"ask":"status"}`, answered with a [`Status`]. The socket is root's alone.
 
 use std::{
+    fs::DirBuilder,
     io,
-    os::unix::fs::PermissionsExt,
+    os::unix::fs::{DirBuilderExt, PermissionsExt},
     path::{Path, PathBuf},
     time::Duration,
 };
 
+use decide::{consumer::Consumer, id::OfferId, offers::Offer, wish::WorkloadType};
+use reason::{Code, Coded, Reason};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::{
@@ -21,12 +24,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use vfio::pci::Address;
 
-use crate::{
-    desired::{Consumer, WorkloadType},
-    device_plugin::Registrations,
-    offers::Offer,
-    reason::Reason,
-};
+use crate::device_plugin::Registrations;
 
 /// How long either side waits for the other.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -54,8 +52,10 @@ pub enum State {
 /// How one group stands.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct GroupStatus {
-    /// The group; none for a function that is in no group.
+    /// The lowest of its groups; none for a function that is in no group.
     pub group: Option<u32>,
+    /// All groups that move with it.
+    pub groups: Vec<u32>,
     /// Its functions that matter here.
     pub functions: Vec<Address>,
     /// Whether it is as desired.
@@ -84,7 +84,7 @@ pub struct Status {
     /// What is advertised, and what is not and why.
     pub offers: Vec<Offer>,
     /// Devices that count as in use because an Allocate was answered.
-    pub holds: Vec<Address>,
+    pub holds: Vec<OfferId>,
     /// The kubelet's side of each resource.
     pub registrations: Registrations,
     /// How many passes were made.
@@ -128,6 +128,23 @@ pub enum StatusError {
     },
 }
 
+impl Coded for StatusError {
+    fn code(&self) -> Code {
+        match self {
+            Self::Serve { .. } => Code::SocketBind,
+            Self::NoAgent { .. } => Code::NoAgent,
+            Self::Answer { .. } => Code::StatusAnswer,
+        }
+    }
+
+    fn retryable(&self) -> bool {
+        match self {
+            Self::Serve { .. } | Self::Answer { .. } => false,
+            Self::NoAgent { .. } => true,
+        }
+    }
+}
+
 /// Opens the socket at `path`. The caller has the state directory's lock, so whatever is there is left over.
 ///
 /// # Errors
@@ -135,7 +152,8 @@ pub enum StatusError {
 pub fn listen(path: &Path) -> Result<UnixListener, StatusError> {
     let failed = |source| StatusError::Serve { path: path.to_owned(), source };
     if let Some(dir) = path.parent() {
-        std::fs::create_dir_all(dir).map_err(failed)?;
+        // A directory that is there keeps its mode: it may be somebody else's, given by --state-dir.
+        DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(failed)?;
     }
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
@@ -155,6 +173,9 @@ pub async fn serve(listener: UnixListener, status: watch::Receiver<Status>, stop
             // A finished answer needs nothing more; taking it keeps the set small.
             Some(_) = answers.join_next() => {}
             accepted = listener.accept() => match accepted {
+                Ok((stream, _)) if !is_trusted(&stream) => {
+                    tracing::debug!("somebody who is not root asked for the status");
+                }
                 Ok((stream, _)) => {
                     let status = status.clone();
                     answers.spawn(async move {
@@ -170,6 +191,13 @@ pub async fn serve(listener: UnixListener, status: watch::Receiver<Status>, stop
         }
     }
     answers.shutdown().await;
+}
+
+/// Whether the one who asks is root, or who runs this agent. The socket's mode says so too, but only from a moment after it
+/// was made.
+fn is_trusted(stream: &UnixStream) -> bool {
+    let own = nix::unistd::geteuid().as_raw();
+    stream.peer_cred().is_ok_and(|peer| peer.uid() == 0 || peer.uid() == own)
 }
 
 async fn answer(stream: UnixStream, status: watch::Receiver<Status>) -> io::Result<()> {

@@ -3,8 +3,12 @@
 
 mod node;
 
-use std::{fs, time::Duration};
+use std::{collections::BTreeSet, fs, time::Duration};
 
+use decide::{
+    consumer::Grant,
+    wish::WorkloadType::{Container, VmPassthrough},
+};
 use node::{
     Node,
     stage::{
@@ -21,8 +25,8 @@ use tokio_util::sync::CancellationToken;
 use tonic::Code;
 use vfio::sim::Profile;
 use vfiod::{
-    desired::WorkloadType::{Container, VmPassthrough},
-    device_plugin::{Advertised, AllocateCall, Device, DevicePlugins, Grant, Registrations},
+    device_plugin::{Advertised, AllocateCall, Device, DevicePlugins, Registrations},
+    pods::IfAbsent,
     standin::{PodResourcesMode, StandinOptions, Want},
     status::{State, Status},
 };
@@ -99,7 +103,7 @@ async fn an_answer_that_the_kubelet_never_shows_holds_for_the_grace() {
     stage.end().await;
 
     // ... and not longer.
-    let mut stage = Stage::bound(&three_groups(), |settings| settings.hold_grace = SOON).await;
+    let mut stage = Stage::bound(&three_groups(), |settings| settings.tuning.hold_grace = SOON).await;
     stage.node.ask(&stage.kubelet, A10, &[GPU]).await.unwrap();
     assert_eq!(holds(&stage.service.status.borrow()), [GPU]);
     stage.until("the end of the grace", |status| status.holds.is_empty()).await;
@@ -143,7 +147,7 @@ async fn a_hold_that_was_shown_ends_with_pod_and_process() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hold_is_looked_after_though_the_next_rescan_is_far_away() {
-    let quiet = |settings: &mut vfiod::agent::Settings| settings.rescan = Duration::from_secs(3600);
+    let quiet = |settings: &mut vfiod::agent::Settings| settings.tuning.rescan = Duration::from_secs(3600);
     let mut stage = Stage::bound(&three_groups(), quiet).await;
     stage.kubelet.allocate(&pod("vm"), "compute", A10, ids(&[GPU])).await.unwrap();
     stage.passes(2).await;
@@ -281,7 +285,7 @@ async fn while_the_kubelet_does_not_say_what_pods_have_nothing_is_written() {
     for mode in unknown {
         let options = StandinOptions { pod_resources: mode, ..StandinOptions::default() };
         let quick = |settings: &mut vfiod::agent::Settings| {
-            settings.pod_resources_deadline = Duration::from_millis(200);
+            settings.tuning.pod_resources_deadline = Duration::from_millis(200);
         };
         let node = Node::new(&three_groups());
         let mut stage = Stage::start_with(node, VmPassthrough, options, quick).await;
@@ -315,10 +319,19 @@ async fn while_the_kubelet_does_not_say_what_pods_have_nothing_is_written() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_without_pod_resources_has_no_pods() {
+async fn without_kubernetes_a_missing_directory_means_no_pods_and_else_that_nothing_is_known() {
     let options =
         StandinOptions { pod_resources: PodResourcesMode::NoDirectory, ..StandinOptions::default() };
-    let soon = |settings: &mut vfiod::agent::Settings| settings.hold_grace = SOON;
+    let node = Node::new(&three_groups());
+    let mut stage = Stage::start_with(node, VmPassthrough, options.clone(), |_| {}).await;
+    let status = stage.until("blocked", |status| status.state == State::Blocked).await;
+    assert!(status.reasons.iter().any(|reason| reason.code == "PodResourcesUnknown"), "{status:?}");
+    assert_eq!(stage.end().await.writes(), 0);
+
+    let soon = |settings: &mut vfiod::agent::Settings| {
+        settings.tuning.hold_grace = SOON;
+        settings.if_absent = IfAbsent::NoPods;
+    };
     let mut stage = Stage::start_with(Node::new(&three_groups()), VmPassthrough, options, soon).await;
     stage.until("bound", |status| status.state == State::Ready).await;
     stage.healthy(A10, 3).await;
@@ -394,7 +407,7 @@ async fn a_pod_of_another_program_blocks_what_it_may_have() {
         let service = vfiod::agent::Service::start(
             settings,
             vfiod::device_plugin::Settings::default(),
-            node::stage::wish(VmPassthrough),
+            node::stage::desired(VmPassthrough),
             &node.socket(),
         )
         .unwrap();
@@ -454,19 +467,33 @@ async fn a_process_blocks_the_groups_that_its_node_stands_for() {
     stage.until("all bound", |status| status.state == State::Ready).await;
     stage.end().await;
 
-    // A node of the driver as a whole: whatever is on that driver.
-    for shared in ["/dev/nvidiactl", "/dev/nvidia-nvswitch0"] {
+    // A node that is common to the driver: whatever is on that driver and has no node of its own.
+    for (shared, without_own, blocked) in [
+        ("/dev/nvidiactl", None, &[][..]),
+        ("/dev/nvidiactl", Some("0000:86:00.0"), &[58]),
+        ("/dev/nvidia-nvswitch0", None, &[86, 87, 88, 89]),
+    ] {
         let node = Node::new(&profile);
+        if let Some(address) = without_own {
+            fs::remove_file(node.dir.path().join(format!("proc/driver/nvidia/gpus/{address}/information")))
+                .unwrap();
+        }
         node.sim.start_process(701, "nvidia-persiste", &[shared]).unwrap();
         let mut stage = Stage::start_with(node, VmPassthrough, StandinOptions::default(), |_| {}).await;
-        let status = stage.until("blocked", |status| status.state == State::Blocked).await;
+        let status = stage
+            .until("the rest bound", |status| {
+                let wrong = status.groups.iter().filter(|group| !group.right);
+                let wrong: BTreeSet<_> = wrong.filter_map(|group| group.group).collect();
+                wrong == blocked.iter().copied().collect()
+                    && status.state == if blocked.is_empty() { State::Ready } else { State::Blocked }
+            })
+            .await;
         assert_eq!(status.groups.len(), 12);
-        for group in &status.groups {
-            let text = group_text(&status, group.group.unwrap());
+        for group in blocked {
+            let text = group_text(&status, *group);
             assert!(text.contains("process 701 (nvidia-persiste)"), "{shared}: {text}");
         }
         stage.passes(3).await;
-        assert_eq!(stage.node.writes(), 0, "{shared}");
         stage.node.sim.end_process(701).unwrap();
         stage.until("all bound", |status| status.state == State::Ready).await;
         stage.end().await;
@@ -483,7 +510,7 @@ async fn a_process_that_cannot_be_looked_into_may_have_anything_open() {
     };
     opaque(900);
     let mut stage = Stage::start_with(node, VmPassthrough, StandinOptions::default(), |settings| {
-        settings.hold_grace = SOON;
+        settings.tuning.hold_grace = SOON;
     })
     .await;
     let status = stage.until("blocked", |status| status.state == State::Blocked).await;
@@ -517,8 +544,9 @@ async fn a_process_that_cannot_be_looked_into_may_have_anything_open() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_group_that_somebody_else_has_open_is_not_given_out() {
-    let quick =
-        |settings: &mut vfiod::agent::Settings| settings.pod_resources_deadline = Duration::from_millis(200);
+    let quick = |settings: &mut vfiod::agent::Settings| {
+        settings.tuning.pod_resources_deadline = Duration::from_millis(200);
+    };
     let mut stage = Stage::bound(&shared_group(), quick).await;
     // Found at the moment of the request, before any pass has seen it.
     stage.node.sim.start_vmm(VMM, "qemu-kvm", 60).unwrap();

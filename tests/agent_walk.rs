@@ -9,6 +9,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
+use decide::wish::WorkloadType::{Container, VmPassthrough};
 use node::{
     Node, four_groups,
     stage::{
@@ -16,7 +17,7 @@ use node::{
         three_groups,
     },
 };
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::{task::JoinSet, time::timeout};
 use tonic::Code;
 use vfio::{
@@ -25,7 +26,6 @@ use vfio::{
     write::Write,
 };
 use vfiod::{
-    desired::WorkloadType::{Container, VmPassthrough},
     standin::{StandinOptions, StandinState, Want},
     status::State,
 };
@@ -146,7 +146,7 @@ async fn a_wish_taken_back_in_the_middle_gives_everything_back() {
     let node = stage.end().await;
     assert_eq!(node.bindings(), home);
     let journal = node.journal();
-    assert_eq!((&journal["priors"], &journal["pending"]), (&json!({}), &json!({})));
+    assert_eq!((&journal["priors"], &journal["pending"]), (&json!({}), &json!([])));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -325,30 +325,42 @@ async fn the_config_file_is_followed() {
         .await;
     kubelet.wait_for(|state| state.healthy(A10) == 3, LIMIT).await.unwrap();
 
-    // What does not fit, or is not served yet, keeps the present state; the log says why, once each.
+    // What does not fit, or is not served yet, keeps the present state; log and status say why, once each.
     let before = node.writes();
-    for (wrong, said) in [
-        ("workloadType: containers", "config.yaml:4"),
-        ("workloadType: [", "does not fit, nothing of it is applied"),
-        ("workloadType: vm-vgpu", "not yet"),
-        ("workloadType: container\nconsumer: kata", "not yet"),
-        ("", "nothing is asked of this node"),
+    for (wrong, code, said) in [
+        ("workloadType: containers", "ConfigRefused", "config.yaml:4:15"),
+        ("workloadType: [", "ConfigRefused", "does not fit, nothing of it is applied"),
+        ("workloadType: vm-vgpu", "NotYet", "not yet"),
+        ("workloadType: container\nconsumer: kata", "NotYet", "not yet"),
+        ("", "WishUnclear", "nothing is asked of this node"),
     ] {
         let known = agent.log().len();
         node.configure(wrong);
         let log = eventually("a line in the log", || {
             let new = agent.log().split_off(known);
-            new.contains("ConfigRefused").then_some(new)
+            new.contains(code).then_some(new)
         })
         .await;
         assert!(log.contains(said) && log.contains("the present wish is kept"), "{wrong:?}: {log}");
+        let tells = |status: &Value| {
+            let reasons = status["reasons"].as_array().unwrap();
+            let told = |reason: &Value| reason["message"].as_str().unwrap().contains(said);
+            reasons.iter().any(|reason| reason["code"] == code && told(reason))
+        };
+        let status = agent.until("the reason in the status", tells).await;
+        assert_eq!(
+            (&status["workload_type"], &status["state"]),
+            (&json!("vm-passthrough"), &json!("Degraded"))
+        );
     }
     std::fs::remove_file(node.config()).unwrap();
     eventually("a line in the log", || agent.log().contains("cannot read config file").then_some(())).await;
     let status = agent.passes(1).await;
-    assert_eq!((&status["workload_type"], &status["state"]), (&json!("vm-passthrough"), &json!("Ready")));
+    assert_eq!((&status["workload_type"], &status["state"]), (&json!("vm-passthrough"), &json!("Degraded")));
     assert_eq!(node.writes(), before);
     assert_eq!(kubelet.state().borrow().healthy(A10), 3);
+    node.configure("workloadType: vm-passthrough");
+    agent.ready().await;
 
     node.configure("workloadType: container");
     agent
@@ -439,7 +451,7 @@ async fn a_node_without_an_iommu_offers_nothing_healthy_and_says_why_of_each() {
         Stage::start_with(Node::new(&Profile::without_iommu()), VmPassthrough, options, |_| {}).await;
     let status = stage.until("degraded", |status| status.state == State::Degraded).await;
     for id in ["0000:17:00.0", "0000:65:00.0"] {
-        let offer = status.offers.iter().find(|offer| offer.id == node::address(id)).unwrap();
+        let offer = status.offers.iter().find(|offer| offer.id == node::address(id).into()).unwrap();
         let reasons: Vec<_> = offer.reasons.iter().map(ToString::to_string).collect();
         assert!(
             reasons.len() == 1 && reasons[0].starts_with(&format!("NoIommu: {id} is in no")),

@@ -8,10 +8,14 @@ use std::{
     collections::BTreeSet,
     fs::{self, OpenOptions},
     os::unix::fs::{OpenOptionsExt, symlink},
-    path::PathBuf,
+    path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
+use decide::{
+    inventory::Inventory,
+    usage::{Usage, User},
+};
 use nix::{libc::O_NONBLOCK, sys::stat::Mode, unistd};
 use node::{Node, address, four_groups, stage};
 use proptest::{prelude::*, sample::subsequence};
@@ -21,11 +25,7 @@ use vfio::{
     pci::Life,
     sim::Profile,
 };
-use vfiod::{
-    cli::KERNEL_READER,
-    inventory::{Inventory, observe},
-    usage::{Usage, User},
-};
+use vfiod::{cli::KERNEL_READER, observe::observe};
 
 /// Long beside the time that a line takes, also on a machine with much to do.
 const DEADLINE: Duration = Duration::from_secs(1);
@@ -159,7 +159,7 @@ proptest! {
 }
 
 fn users(inventory: &Inventory, group: u32) -> BTreeSet<User> {
-    Usage::default().of_group(inventory, group)
+    Usage::default().of(inventory).of_unit(inventory, inventory.unit_of_group(group).unwrap())
 }
 
 /// A process that cannot be looked into keeps only the groups whose nodes it may have open.
@@ -171,14 +171,13 @@ fn what_is_not_known_of_a_process_blocks_what_it_may_hold() {
     assert!(inventory.groups.keys().all(|group| users(&inventory, *group).is_empty()), "{inventory:?}");
     // The node of one GPU, on a file system that does not answer.
     let of = |function: &str| {
-        let scope = vfio::nvidia::Scope::Function(address(function));
-        let nodes = inventory.nvidia_nodes.iter().find(|(_, found)| **found == scope);
+        let scope = vfio::vendor::Scope::Function(address(function));
+        let nodes = inventory.driver_nodes.iter().find(|(_, found)| **found == scope);
         nodes.unwrap().0.rsplit('/').next().unwrap().to_owned()
     };
-    let loops = node.dir.path().join("loop");
-    symlink("loop", &loops).unwrap();
+    symlink("loop", node.dir.path().join("loop")).unwrap();
     fs::create_dir_all(node.sim.host().proc("900/fd")).unwrap();
-    symlink(loops.join(of("0000:17:00.0")), node.sim.host().proc("900/fd/3")).unwrap();
+    symlink(Path::new("/loop").join(of("0000:17:00.0")), node.sim.host().proc("900/fd/3")).unwrap();
     let inventory = look();
     let blocked = |inventory: &Inventory| {
         let groups = inventory.groups.keys().copied().filter(|group| !users(inventory, *group).is_empty());

@@ -47,7 +47,7 @@ fn assert_remembered(node: &Node, at_boot: &Bindings, context: &str) {
             None => Value::from("none"),
         };
         let home_again = now == home(at_boot)[&address];
-        let remembered = &journal["priors"][address.to_string()];
+        let remembered = &journal["priors"][address.to_string()]["was"];
         assert!(
             *remembered == expected || home_again,
             "{context}: {address} is {now:?}, journal has {remembered}"

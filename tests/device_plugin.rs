@@ -15,6 +15,8 @@ use std::path::PathBuf;
 use std::pin::Pin;
 use std::time::Duration;
 
+use decide::consumer::{DeviceNode, Grant};
+use reason::{Coded, Reason};
 use tempfile::TempDir;
 use tokio::net::UnixListener;
 use tokio::sync::{mpsc, watch};
@@ -25,18 +27,19 @@ use tokio_stream::{Stream, StreamExt};
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Request, Response, Status};
 use vfiod::device_plugin::{
-    Advertised, AllocateCall, Device, DeviceNode, DevicePlugins, Grant, Refusal, RefusalKind,
-    RegistrationState, Registrations, Settings, endpoint,
+    Advertised, AllocateCall, Device, DevicePlugins, RegistrationState, Registrations, Settings, endpoint,
 };
-use vfiod::kubelet::dial::dial;
 use vfiod::kubelet::proto::v1beta1;
 use vfiod::kubelet::proto::v1beta1::device_plugin_client::DevicePluginClient;
 use vfiod::kubelet::proto::v1beta1::device_plugin_server::{DevicePlugin, DevicePluginServer};
 use vfiod::kubelet::proto::v1beta1::registration_server::{Registration, RegistrationServer};
-use vfiod::kubelet::{KubeletDir, PluginDirSettings, PluginOptions, PodResources, list, register};
+use vfiod::kubelet::{
+    KubeletDir, PluginDirSettings, PluginOptions, PodResources, PodResourcesError, list, register,
+};
 use vfiod::standin::{
     PodName, PodResourcesMode, StandinError, StandinKubelet, StandinOptions, StandinState, Want,
 };
+use vfiod::uds::dial::dial;
 
 const LIMIT: Duration = Duration::from_secs(30);
 const A10: &str = "nvidia.com/GA102GL_A10";
@@ -106,12 +109,12 @@ impl Node {
             while let Some(call) = calls.recv().await {
                 let one = |ids: &Vec<String>| {
                     if ids.iter().any(|id| id == OTHER) {
-                        let message = "a VM has it".into();
-                        return Err(Refusal { code: "in_use", message, kind: RefusalKind::InUse });
+                        let message = "a VM has it";
+                        return Err(Reason::new(reason::Code::InUse, message));
                     }
                     if ids.iter().any(|id| id.starts_with("ffff")) {
-                        let message = "no such".into();
-                        return Err(Refusal { code: "unknown", message, kind: RefusalKind::UnknownDevice });
+                        let message = "no such";
+                        return Err(Reason::new(reason::Code::UnknownDevice, message));
                     }
                     Ok(Grant {
                         env: BTreeMap::from([(format!("PCI_{}", ids.join("_")), ids.join(","))]),
@@ -235,22 +238,22 @@ async fn allocates_what_the_agent_grants_and_says_why_it_does_not() {
     assert_eq!(got.ids, [GPU]);
     assert_eq!(got.env, BTreeMap::from([(format!("PCI_{GPU}"), GPU.to_owned())]));
     assert_eq!(got.nodes, [("/dev/vfio/12".to_owned(), "/dev/vfio/12".to_owned(), "mrw".to_owned())]);
-    let PodResources::Known(all) = list(&node.kubelet, LIMIT).await else { panic!("the stand-in answers") };
+    let all = list(&node.kubelet, LIMIT).await.unwrap().allocations;
     assert_eq!((all[0].pod.as_str(), all[0].container.as_str(), &all[0].ids), ("a", "compute", &got.ids));
 
     // The only one left is refused by the agent; then nothing was allocated.
     let refused = kubelet.allocate(&pod("b"), "compute", A10, Want::Count(1)).await.unwrap_err();
     let status = refused.status().unwrap();
     assert_eq!(status.code(), Code::FailedPrecondition);
-    assert_eq!(status.message(), "a VM has it [in_use]");
+    assert_eq!(status.message(), "a VM has it [InUse]");
     let few = kubelet.allocate(&pod("b"), "compute", A10, Want::Count(2)).await.unwrap_err();
     assert!(matches!(few, StandinError::TooFew { wanted: 2, free: 1, .. }), "{few}");
     let unknown =
         kubelet.allocate(&pod("b"), "compute", "nvidia.com/NONE", Want::Count(1)).await.unwrap_err();
-    assert_eq!(unknown.code(), "standin_no_plugin");
+    assert_eq!(unknown.code(), "NotRegistered");
 
     kubelet.pod_gone(&pod("a"));
-    let PodResources::Known(all) = list(&node.kubelet, LIMIT).await else { panic!("the stand-in answers") };
+    let all = list(&node.kubelet, LIMIT).await.unwrap().allocations;
     assert!(all.is_empty());
     let again = kubelet.allocate(&pod("c"), "compute", A10, Want::Ids(vec![GPU.into()])).await.unwrap();
     assert_eq!(again.ids, [GPU]);
@@ -356,11 +359,11 @@ async fn makes_its_socket_again_when_it_was_deleted() {
 async fn waits_for_a_kubelet_that_starts_later() {
     let mut node = Node::start();
     let all = node.until(|all| all.get(A10).is_some_and(|one| one.failure.is_some())).await;
-    assert_eq!(all[A10].failure.as_ref().unwrap().code, "socket_no_directory");
+    assert_eq!(all[A10].failure.as_ref().unwrap().code, "SocketNoDirectory");
     assert!(all[A10].failure.as_ref().unwrap().retryable);
     // The directory alone is not the kubelet.
     fs::create_dir_all(node.kubelet.device_plugins()).unwrap();
-    let unreachable = |all: &Registrations| all[A10].failure.as_ref().unwrap().code == "kubelet_unreachable";
+    let unreachable = |all: &Registrations| all[A10].failure.as_ref().unwrap().code == "KubeletUnreachable";
     node.until(unreachable).await;
     let kubelet = StandinKubelet::start(node.kubelet.clone()).await.unwrap();
     kubelet.wait_for(offered(2), LIMIT).await.unwrap();
@@ -510,8 +513,7 @@ async fn a_kubelet_that_accepts_and_never_watches_is_registered_with_again() {
             }
         );
     }
-    let no_stream =
-        |all: &Registrations| all[A10].failure.as_ref().is_some_and(|one| one.code == "no_stream");
+    let no_stream = |all: &Registrations| all[A10].failure.as_ref().is_some_and(|one| one.code == "NoStream");
     node.until(no_stream).await;
     node.stop().await;
     kubelets.shutdown().await;
@@ -579,12 +581,12 @@ async fn one_resource_that_cannot_be_served_says_why_and_stops_no_other() {
     let kubelet = StandinKubelet::start(node.kubelet.clone()).await.unwrap();
     kubelet.wait_for(offered(2), LIMIT).await.unwrap();
     let code = |all: &Registrations, resource: &str| {
-        all.get(resource).and_then(|one| one.failure.as_ref()).map(|failure| failure.code.clone())
+        all.get(resource).and_then(|one| one.failure.as_ref()).map(|failure| failure.code)
     };
     let all = node
         .until(|all| {
-            code(all, "nvidia.com/BAD").is_some_and(|code| code == "socket_in_the_way")
-                && code(all, "kubernetes.io/REFUSED").is_some_and(|code| code == "registration_refused")
+            code(all, "nvidia.com/BAD").is_some_and(|code| code == "SocketInTheWay")
+                && code(all, "kubernetes.io/REFUSED").is_some_and(|code| code == "RegistrationRefused")
         })
         .await;
     assert!(!all["nvidia.com/BAD"].failure.as_ref().unwrap().retryable);
@@ -600,7 +602,7 @@ async fn a_directory_too_deep_for_any_socket_is_an_error_of_its_own() {
     fs::create_dir_all(node.kubelet.device_plugins()).unwrap();
     let all = node.until(|all| all.get(A10).is_some_and(|one| one.failure.is_some())).await;
     let failure = all[A10].failure.clone().unwrap();
-    assert_eq!((failure.code.as_str(), failure.retryable), ("socket_path_too_long", false));
+    assert_eq!((failure.code.as_str(), failure.retryable), ("SocketPathTooLong", false));
     node.stop().await;
 }
 
@@ -624,30 +626,28 @@ async fn stop_ends_streams_and_connections_of_others_too() {
 async fn pod_resources_not_known_is_not_free() {
     let dir = tempfile::tempdir().unwrap();
     let root = KubeletDir::new(dir.path());
-    let unknown = |answer: PodResources| match answer {
-        PodResources::Unknown(error) => error.code(),
-        PodResources::Known(_) | PodResources::NoPods => panic!("{answer:?}"),
-    };
-    assert!(matches!(list(&root, LIMIT).await, PodResources::NoPods));
+    let unknown = |answer: Result<PodResources, PodResourcesError>| answer.unwrap_err().code();
+    let absent = || async { unknown(list(&root, LIMIT).await) };
+    assert_eq!(absent().await, "PodResourcesAbsent");
     let options =
         StandinOptions { pod_resources: PodResourcesMode::NoDirectory, ..StandinOptions::default() };
     let mut kubelet = StandinKubelet::start_with(root.clone(), options).await.unwrap();
-    assert!(matches!(list(&root, LIMIT).await, PodResources::NoPods));
+    assert_eq!(absent().await, "PodResourcesAbsent");
     kubelet.set_pod_resources(PodResourcesMode::NoSocket).await.unwrap();
-    assert_eq!(unknown(list(&root, LIMIT).await), "pod_resources_unreachable");
+    assert_eq!(unknown(list(&root, LIMIT).await), "PodResourcesUnreachable");
     kubelet.set_pod_resources(PodResourcesMode::Fails(Code::ResourceExhausted)).await.unwrap();
-    assert_eq!(unknown(list(&root, LIMIT).await), "pod_resources_refused");
+    assert_eq!(unknown(list(&root, LIMIT).await), "PodResourcesRefused");
     kubelet.set_pod_resources(PodResourcesMode::Hangs).await.unwrap();
-    assert_eq!(unknown(list(&root, Duration::from_millis(50)).await), "pod_resources_deadline");
+    assert_eq!(unknown(list(&root, Duration::from_millis(50)).await), "PodResourcesDeadline");
     kubelet.set_pod_resources(PodResourcesMode::Answers).await.unwrap();
-    assert!(matches!(list(&root, LIMIT).await, PodResources::Known(all) if all.is_empty()));
+    assert_eq!(list(&root, LIMIT).await.unwrap(), PodResources::default());
     kubelet.stop().await.unwrap();
-    assert_eq!(unknown(list(&root, LIMIT).await), "pod_resources_unreachable");
+    assert_eq!(unknown(list(&root, LIMIT).await), "PodResourcesUnreachable");
     // A socket file that nobody serves.
     drop(StdUnixListener::bind(root.pod_resources_socket()).unwrap());
-    assert_eq!(unknown(list(&root, LIMIT).await), "pod_resources_unreachable");
+    assert_eq!(unknown(list(&root, LIMIT).await), "PodResourcesUnreachable");
     // A plain file where the directory should be.
     fs::remove_dir_all(root.pod_resources_dir()).unwrap();
     symlink("nowhere", root.pod_resources_dir()).unwrap();
-    assert_eq!(unknown(list(&root, LIMIT).await), "pod_resources_unreachable");
+    assert_eq!(unknown(list(&root, LIMIT).await), "PodResourcesUnreachable");
 }

@@ -5,21 +5,22 @@ mod node;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use node::{Node, address, four_groups};
-use proptest::{prelude::*, sample::subsequence, test_runner::TestCaseError};
-use vfio::{child::Reader, driver::is_vfio, pci::Address};
-use vfiod::{
-    desired::{Consumer, Desired, WorkloadType},
-    inventory::observe,
-    offers::{Naming, Offer, View, offers},
+use decide::{
+    consumer::Consumer,
+    names::Naming,
+    offers::{Offer, View, offers},
     plan::{Plan, Verdict, plan},
     usage::{PodDevice, Pods, Usage},
+    wish::{Desired, WorkloadType},
 };
+use node::{Node, address, four_groups, look_at};
+use proptest::{prelude::*, sample::subsequence, test_runner::TestCaseError};
+use vfio::{driver::is_vfio, pci::Address};
 
 const REGIONS: [&str; 6] = ["BOOTFB", "efifb", "vesafb", "simplefb", "simpledrm", "efidrm"];
 
 fn look(node: &Node, usage: &Usage) -> (Plan, Vec<Offer>) {
-    let inventory = observe(node.sim.host(), &mut Reader::here(node.sim.host()), &BTreeSet::new()).unwrap();
+    let inventory = look_at(node);
     let desired = Desired {
         workload_type: WorkloadType::VmPassthrough,
         consumer: Consumer::Kubevirt,
@@ -32,6 +33,7 @@ fn look(node: &Node, usage: &Usage) -> (Plan, Vec<Offer>) {
         desired: &desired,
         plan: &plan,
         usage,
+        pods_silent: false,
         naming: &naming,
         trouble: &trouble,
     };
@@ -52,7 +54,7 @@ fn functions() -> Vec<(Address, u32)> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
     #[test]
     fn what_a_boot_framebuffer_holds_is_neither_bound_nor_offered(
@@ -69,7 +71,7 @@ proptest! {
         let held: BTreeSet<u32> = held.iter().map(|(_, group)| *group).collect();
         let (plan, offers) = look(&node, &Usage::default());
         for group in [25, 35, 60, 86] {
-            let verdict = &plan.of(Some(group)).unwrap().verdict;
+            let verdict = &plan.of_group(group).unwrap().verdict;
             match (bound.contains(&group), held.contains(&group)) {
                 (true, _) => prop_assert_eq!(verdict, &Verdict::Right, "group {}", group),
                 (false, false) => prop_assert!(matches!(verdict, Verdict::Move { .. }), "group {group}: {verdict:?}"),
@@ -105,8 +107,12 @@ fn a_device_that_a_pod_has_is_not_taken_from_it() {
         resource: "nvidia.com/GA102GL_A10".to_owned(),
         id: gpu.to_string(),
     };
-    let usage = Usage { pods: Pods::Known(BTreeSet::from([device])), ..Usage::default() };
-    let healthy = |usage: &Usage| look(&node, usage).1.iter().find(|offer| offer.id == gpu).unwrap().healthy;
+    let usage = Usage {
+        pods: Pods::Known { devices: BTreeSet::from([device]), claims: BTreeSet::new() },
+        ..Usage::default()
+    };
+    let healthy =
+        |usage: &Usage| look(&node, usage).1.iter().find(|offer| offer.id == gpu.into()).unwrap().healthy;
     assert!(healthy(&usage));
     assert!(!healthy(&Usage::default()));
 }

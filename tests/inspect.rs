@@ -10,6 +10,7 @@ use std::{
 
 use node::{Node, Ran, address, four_groups};
 use serde_json::{Value, json};
+use vfio::{sim::Profile, vendor::Scope};
 
 const GPU: &str = "0000:17:00.0";
 const QUADRO: &str = "0000:52:00.0";
@@ -160,6 +161,10 @@ fn display_nodes_and_the_nodes_of_a_drivers_own_root_are_held_too() {
         "/dev/nvidia-caps/nvidia-cap1",
     ] {
         let node = Node::new(&four_groups());
+        // What is common to the driver holds the card only where no node is known to be the card's own.
+        if held.ends_with("nvidiactl") || held.contains("caps") {
+            fs::remove_dir_all(node.dir.path().join(format!("proc/driver/nvidia/gpus/{QUADRO}"))).unwrap();
+        }
         for minor in ["card1", "renderD128", "card1-DP-1"] {
             create_dir_all(device_dir(&node, QUADRO).join("drm").join(minor)).unwrap();
         }
@@ -173,6 +178,42 @@ fn display_nodes_and_the_nodes_of_a_drivers_own_root_are_held_too() {
         if held.starts_with("/dev/dri") {
             assert_eq!(node.run(&["bind", "25"]).code, Some(0), "{held}");
         }
+    }
+}
+
+/// A daemon keeps one card's node open, and the driver's control node beside it: the other card is free, and the cure is for
+/// the one alone.
+#[test]
+fn a_cards_own_node_holds_that_card_alone() {
+    let node = Node::new(&Profile::hgx_h100());
+    let nodes = vfio::vendor::nodes(node.sim.host()).unwrap();
+    let held = "0000:11:00.0";
+    let own = nodes.iter().find(|(_, scope)| **scope == Scope::Function(address(held))).unwrap().0;
+    node.sim.start_process(33, "nvidia-persiste", &[own, "/dev/nvidiactl"]).unwrap();
+    let bound = node.run(&["bind", "0000:12:00.0"]);
+    assert_eq!((bound.code, node.driver(address("0000:12:00.0")).as_deref()), (Some(0), Some("vfio-pci")));
+    let refused = node.run(&["bind", held]);
+    assert_eq!((refused.code, node.driver(address(held)).as_deref()), (Some(1), Some("nvidia")));
+    assert!(refused.stdout.contains(&format!("has {own} open; nvidia-smi -i {held} -pm 0 ")), "{refused:?}");
+}
+
+/// AMD's GPUs go by the same rules with the nodes of their own driver: a render node is one card's, `/dev/kfd` is every card's.
+#[test]
+fn an_amd_gpu_is_held_by_its_render_node_and_by_kfd() {
+    const MI300X: &str = "0000:05:00.0";
+    for (held, others) in [("/dev/dri/renderD128", Some(0)), ("/dev/kfd", Some(1))] {
+        let node = Node::new(&Profile::find("mi300x").unwrap());
+        node.sim.start_process(44, "python3", &[held]).unwrap();
+        let refused = node.run(&["bind", MI300X]);
+        assert_eq!((refused.code, node.writes()), (Some(1), 0), "{refused:?}");
+        assert!(refused.stdout.contains(&format!("process 44 (python3) has {held} open")), "{refused:?}");
+        assert_eq!(node.run(&["bind", "0000:26:00.0"]).code, others, "{held}");
+        node.sim.end_process(44).unwrap();
+        assert_eq!(node.run(&["bind", "--all"]).code, Some(0));
+        assert!(!node.dir.path().join("dev/kfd").exists(), "no function is on amdgpu any more");
+        assert_eq!(node.run(&["unbind", "--all"]).code, Some(0));
+        assert_eq!(node.driver(address(MI300X)).as_deref(), Some("amdgpu"));
+        assert!(node.dir.path().join("dev/kfd").exists());
     }
 }
 
@@ -237,10 +278,10 @@ fn functions_are_shown_in_detail() {
 #[test]
 fn a_held_functions_configuration_space_is_not_read() {
     let node = Node::new(&four_groups());
+    node.run(&["bind", "25"]);
     put(&device_dir(&node, GPU).join("config"), [0xff; 64]);
     let answer = || node.run(&["inspect", GPU, "-o", "json"]).json()["details"][0]["answer"].clone();
     assert_eq!(answer(), "all-ones");
-    node.run(&["bind", "25"]);
     node.sim.start_vmm(4242, "qemu-kvm", 25).unwrap();
     assert_eq!(answer(), "held");
     let detail = node.run(&["inspect", GPU, "-o", "json"]).json()["details"][0].clone();

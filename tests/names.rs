@@ -1,7 +1,7 @@
 //! Resource names against what NVIDIA's own plugins make of the same pci.ids.
 
-use vfiod::{
-    desired::Consumer,
+use decide::{
+    consumer::Consumer,
     names::{Alias, Aliases, NameFault, Names, OfferedRole, Prefer, kata_suffix, kubevirt_suffix},
 };
 

@@ -6,95 +6,101 @@ mod node;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use decide::{
+    consumer::Consumer,
+    inventory::Inventory,
+    plan::{Plan, UnitPlan, Verdict, plan},
+    prior::{Prior, Remembered},
+    refusal::Refusal,
+    step::{Seen, Step, Subject},
+    usage::{Hold, HoldBy, PodClaim, PodDevice, Pods, Usage},
+    wish::{Desired, WorkloadType},
+};
 use nix::{errno::Errno, unistd::Pid};
-use node::{Node, address, four_groups, function};
+use node::{Node, address, four_groups, function, look_at as look};
 use proptest::{prelude::*, sample::select, test_runner::TestCaseError};
 use vfio::{
     child::{Cause, Circumstances, Reader, WriteError},
     driver::is_vfio,
-    holders,
     host::Host,
-    modules::{Availability, ModuleName, Modules, driver_directory},
-    pci::{self, Address, Function},
+    modules::{Availability, Modules},
+    pci::{self, Address},
     sim::{Effect, Fault, Moment, Profile, kernel},
     write::Write,
 };
-use vfiod::{
-    desired::{Consumer, Desired, WorkloadType},
-    execute::{MoveError, Outcome, Port, carry_out, load_modules},
-    inventory::{Inventory, observe},
-    plan::{Plan, Prior, Refusal, Verdict, plan},
-    usage::{PodDevice, Pods, Usage},
-};
+use vfiod::execute::{Attempt, Outcome, Port, StepError, carry_out, spelling};
+
+type Priors = BTreeMap<Address, Remembered>;
 
 /// The simulated kernel without a child process between.
 struct InProcess {
     host: Host,
-    priors: BTreeMap<Address, Prior>,
+    priors: Priors,
 }
 
 impl InProcess {
     fn circumstances(&self, write: &Write) -> Circumstances {
         let function = write.function().and_then(|address| pci::read(&self.host, address).unwrap());
-        Circumstances::look(&self.host, write, function, |node| holders::scan(&self.host, [node]))
+        Circumstances::look(&self.host, write, function, |node| Reader::here(&self.host).holders([node]))
     }
 }
 
 impl Port for InProcess {
-    fn look(&mut self, address: Address) -> Result<Function, MoveError> {
-        pci::read(&self.host, address).unwrap().ok_or(MoveError::Gone { address })
-    }
-
-    fn present(&mut self, module: &ModuleName) -> bool {
-        Modules::of(&self.host).present(module)
-    }
-
-    fn spelling(&mut self, name: &str) -> String {
-        let module = ModuleName::new(name).unwrap();
-        driver_directory(&self.host, &module).unwrap_or_else(|| name.to_owned())
-    }
-
-    fn write(&mut self, write: &Write, prior: Option<&Prior>) -> Result<(), WriteError> {
-        if let Some(address) = write.function() {
-            self.priors.entry(address).or_insert_with(|| prior.unwrap().clone());
+    fn look(&mut self, subject: &Subject) -> Result<Seen, StepError> {
+        match subject {
+            Subject::Module(module) => Ok(Seen::Module(Modules::of(&self.host).present(module))),
+            Subject::Function { address, driver } => {
+                let function = pci::read(&self.host, *address).unwrap();
+                let function = Box::new(function.ok_or(StepError::Gone { address: *address })?);
+                Ok(Seen::Function {
+                    function,
+                    driver: driver.as_deref().map(|name| spelling(&self.host, name)),
+                })
+            }
         }
+    }
+
+    fn write(&mut self, attempt: &Attempt) -> Result<(), StepError> {
+        if let Some((address, remembered)) = &attempt.remembers {
+            self.priors.entry(*address).or_insert_with(|| remembered.clone());
+        }
+        let write = &attempt.write;
         // No agent to kill: process 0 is nobody.
-        kernel::answer(&self.host, write, Pid::from_raw(0)).map_err(|errno| WriteError::Kernel {
-            write: write.clone(),
-            path: write.path(&self.host),
-            errno,
-            cause: Cause::of(&self.circumstances(write), write, errno),
+        kernel::answer(&self.host, write, Pid::from_raw(0)).map_err(|errno| {
+            let cause = Cause::of(&self.circumstances(write), write, errno);
+            StepError::Write(WriteError::Kernel {
+                write: write.clone(),
+                path: write.path(&self.host),
+                errno,
+                cause,
+            })
         })
     }
+}
+
+/// The functions that a unit's plan moves.
+fn moved(plan: &UnitPlan) -> Vec<Address> {
+    plan.steps().iter().filter_map(Step::touches).collect()
 }
 
 fn desired(workload_type: WorkloadType) -> Desired {
     Desired { workload_type, consumer: Consumer::Kubevirt, adopt_boot_bound: false }
 }
 
-fn look(node: &Node) -> Inventory {
-    observe(node.sim.host(), &mut Reader::here(node.sim.host()), &BTreeSet::new()).unwrap()
-}
-
-fn planned(node: &Node, workload_type: WorkloadType, priors: &BTreeMap<Address, Prior>) -> Plan {
+fn planned(node: &Node, workload_type: WorkloadType, priors: &Priors) -> Plan {
     plan(&look(node), &desired(workload_type), &Usage::default(), priors)
 }
 
 /// Carries out every group of the plan, one after the other.
-fn carry_out_all(node: &Node, plan: &Plan, priors: &mut BTreeMap<Address, Prior>) -> Vec<Outcome> {
+fn carry_out_all(node: &Node, plan: &Plan, priors: &mut Priors) -> Vec<Outcome> {
     let mut port = InProcess { host: node.sim.host().clone(), priors: priors.clone() };
-    let outcomes = plan
-        .transactions()
-        .map(|(_, loads, moves)| {
-            load_modules(loads, &mut port).unwrap_or_else(|| carry_out(moves, &mut port))
-        })
-        .collect();
+    let outcomes = plan.moves().map(|plan| carry_out(plan.steps(), &mut port)).collect();
     *priors = port.priors;
     outcomes
 }
 
 fn refusals(plan: &Plan, group: u32) -> &[Refusal] {
-    match &plan.of(Some(group)).unwrap().verdict {
+    match &plan.of_group(group).unwrap().verdict {
         Verdict::Refused { refusals } => refusals,
         other => panic!("group {group}: {other:?}"),
     }
@@ -124,10 +130,10 @@ fn a_refused_write_undoes_its_group_and_no_other() {
                 let second = planned(&node, back, &priors);
                 let outcomes = carry_out_all(&node, &second, &mut priors);
                 let after = node.bindings();
-                for ((group, moves), outcome) in second.moves().zip(&outcomes) {
-                    let context = format!("to {back}, write {at} {errno}, group {group}: {outcome:?}");
-                    for step in moves {
-                        let now = &after[&step.address];
+                for (plan, outcome) in second.moves().zip(&outcomes) {
+                    let context = format!("to {back}, write {at} {errno}, {}: {outcome:?}", plan.name());
+                    for address in moved(plan) {
+                        let now = &after[&address];
                         match outcome {
                             Outcome::Done => assert_eq!(
                                 now.0.as_deref().is_some_and(is_vfio),
@@ -135,7 +141,7 @@ fn a_refused_write_undoes_its_group_and_no_other() {
                                 "{context}"
                             ),
                             Outcome::RolledBack { .. } => {
-                                assert_eq!(*now, before[&step.address], "{context}");
+                                assert_eq!(*now, before[&address], "{context}");
                             }
                             _ => panic!("{context}"),
                         }
@@ -162,13 +168,14 @@ fn a_probe_that_nothing_answers_is_not_taken_for_success() {
     let node = Node::new(&profile);
     let before = node.bindings();
     // The inventory says that the driver is there (it went away since): the probe finds nothing, and answers success.
-    let mut inventory = look(&node);
-    for chosen in inventory.vfio.values_mut() {
+    let mut observed = look(&node).into_observed();
+    for chosen in observed.vfio.values_mut() {
         chosen.availability = Availability::BuiltIn;
     }
+    let inventory = Inventory::from(observed);
     let plan = plan(&inventory, &desired(WorkloadType::VmPassthrough), &Usage::default(), &BTreeMap::new());
     for outcome in carry_out_all(&node, &plan, &mut BTreeMap::new()) {
-        let Outcome::RolledBack { error: error @ MoveError::NotTaken { .. } } = &outcome else {
+        let Outcome::RolledBack { error: error @ StepError::NotTaken { .. } } = &outcome else {
             panic!("{outcome:?}")
         };
         assert!(error.to_string().contains("on no driver, not on vfio-pci"), "{error}");
@@ -185,10 +192,11 @@ fn a_driver_is_called_as_its_directory_is() {
     for file in ["bind", "unbind"] {
         std::fs::write(spelt.join(file), "").unwrap();
     }
-    let mut inventory = look(&node);
-    for chosen in inventory.vfio.values_mut() {
+    let mut observed = look(&node).into_observed();
+    for chosen in observed.vfio.values_mut() {
         chosen.driver = "odd_board_vfio_pci".to_owned();
     }
+    let inventory = Inventory::from(observed);
     let plan = plan(&inventory, &desired(WorkloadType::VmPassthrough), &Usage::default(), &BTreeMap::new());
     assert!(matches!(carry_out_all(&node, &plan, &mut BTreeMap::new())[..], [Outcome::Done]));
     let name = Some("odd_board-vfio-pci".to_owned());
@@ -231,8 +239,8 @@ fn bridges_and_driverless_strangers_are_left_alone() {
 fn without_an_iommu_nothing_moves_and_it_says_why() {
     let node = Node::new(&Profile::without_iommu());
     let plan = planned(&node, WorkloadType::VmPassthrough, &BTreeMap::new());
-    assert_eq!(plan.groups.len(), 2);
-    for group in &plan.groups {
+    assert_eq!(plan.units.len(), 2);
+    for group in &plan.units {
         let Verdict::Refused { refusals } = &group.verdict else { panic!("{group:?}") };
         assert!(matches!(refusals[..], [Refusal::NoIommu { .. }]), "{refusals:?}");
         assert!(refusals[0].to_string().contains("intel_iommu=on"));
@@ -263,7 +271,10 @@ fn what_is_not_known_of_a_group_is_said() {
     let plan = planned(&node, WorkloadType::VmPassthrough, &BTreeMap::new());
     assert!(matches!(refusals(&plan, 25), [Refusal::Unreadable { .. }]), "{plan:?}");
     assert!(matches!(refusals(&plan, 35), [Refusal::Unreadable { .. }]), "{plan:?}");
-    assert!(matches!(refusals(&plan, 60), [Refusal::NotPci { name }] if name == "arm-smmu.1"), "{plan:?}");
+    assert!(
+        matches!(refusals(&plan, 60), [Refusal::NotPci { name, .. }] if name == "arm-smmu.1"),
+        "{plan:?}"
+    );
     assert_eq!(plan.moves().count(), 1);
 }
 
@@ -296,10 +307,11 @@ fn the_way_back_follows_each_prior() {
     for (function, (driver, driver_override), prior, expected) in cases {
         let node = Node::new(&Profile::four_function_card());
         node.sim.put(function, driver, driver_override).unwrap();
-        let mut priors: BTreeMap<_, _> = prior.clone().map(|prior| (function, prior)).into_iter().collect();
+        let mut priors: BTreeMap<_, _> =
+            prior.clone().map(|was| (function, Remembered { device: None, was })).into_iter().collect();
         let plan = planned(&node, WorkloadType::Container, &priors);
         let kept = expected == Some("vfio-pci");
-        assert_eq!(plan.of(Some(35)).unwrap().boot_bound.contains(&function), kept, "{function} {prior:?}");
+        assert_eq!(plan.of_group(35).unwrap().boot_bound.contains(&function), kept, "{function} {prior:?}");
         for outcome in carry_out_all(&node, &plan, &mut priors) {
             assert!(matches!(outcome, Outcome::Done), "{function} {prior:?}: {outcome:?}");
         }
@@ -342,8 +354,9 @@ fn a_companion_that_does_not_come_back_is_an_error_and_a_driverless_gpu_is_not()
     );
 
     // The driver goes away only after the look: then it is tried, and the group is put back.
-    let mut inventory = look(&node);
-    inventory.drivers.insert("snd_hda_intel".to_owned());
+    let mut observed = look(&node).into_observed();
+    observed.drivers.insert("snd_hda_intel".to_owned());
+    let inventory = Inventory::from(observed);
     let plan = plan(&inventory, &desired(WorkloadType::Container), &Usage::default(), &priors);
     let outcomes = carry_out_all(&node, &plan, &mut priors);
     let [Outcome::RolledBack { error }] = &outcomes[..] else { panic!("{outcomes:?}") };
@@ -396,10 +409,10 @@ fn check(node: &Node, workload_type: WorkloadType) -> Result<(), TestCaseError> 
     let mut priors = BTreeMap::new();
     let plan = planned(node, workload_type, &priors);
     let before = node.bindings();
-    for (group, moves) in plan.moves() {
-        for step in moves {
-            let found = &inventory.functions[&step.address];
-            prop_assert_eq!(found.iommu_group, Some(group), "a group is never left by its own moves");
+    for unit in plan.moves() {
+        for address in moved(unit) {
+            let found = &inventory.functions[&address];
+            prop_assert_eq!(found.iommu_group, unit.group, "a group is never left by its own moves");
             prop_assert!(
                 matches!(found.class.0, 0x03_02_00 | 0x06_80_00),
                 "{:?} is not vfiod's to move",
@@ -410,16 +423,17 @@ fn check(node: &Node, workload_type: WorkloadType) -> Result<(), TestCaseError> 
     for outcome in carry_out_all(node, &plan, &mut priors) {
         prop_assert!(matches!(outcome, Outcome::Done), "{:?}", outcome);
     }
-    let moved: BTreeSet<_> = plan.moves().flat_map(|(_, moves)| moves).map(|step| step.address).collect();
+    let moved: BTreeSet<_> = plan.moves().flat_map(moved).collect();
     for (address, now) in node.bindings() {
         prop_assert!(moved.contains(&address) || now == before[&address], "{address} was not in the plan");
     }
     if workload_type == WorkloadType::VmPassthrough {
-        for group in look(node).passthrough_groups() {
-            let all: Vec<_> = inventory.movable(group).map(|f| node.driver(f.address)).collect();
+        let now = look(node);
+        for unit in now.units().iter().filter(|unit| !unit.offerable.is_empty()) {
+            let all: Vec<_> = unit.movable.iter().map(|address| node.driver(*address)).collect();
             let bound = all.iter().filter(|driver| driver.as_deref().is_some_and(is_vfio)).count();
-            let refused = matches!(plan.of(Some(group)).unwrap().verdict, Verdict::Refused { .. });
-            prop_assert!(refused || bound == all.len(), "group {group} is bound by half");
+            let refused = matches!(plan.of(&unit.id).unwrap().verdict, Verdict::Refused { .. });
+            prop_assert!(refused || bound == all.len(), "{} is bound by half", unit.name());
         }
     } else {
         priors.clear();
@@ -439,7 +453,7 @@ fn put_all(node: &Node, state: &[(Address, Option<&str>, Option<&str>)]) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 96, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
 
     /// Never-events 2, 4 and the group as the unit, over random nodes.
     #[test]
@@ -451,30 +465,49 @@ proptest! {
 
     /// Never-event 3: a group somebody uses, or may be using, is in no plan.
     #[test]
-    fn nothing_in_use_is_ever_moved((profile, state) in any_node(), to_vfio: bool, how in 0_u8..4) {
+    fn nothing_in_use_is_ever_moved((profile, state) in any_node(), to_vfio: bool, how in 0_u8..7) {
         let node = Node::new(&profile);
         put_all(&node, &state);
-        let inventory = look(&node);
         let wish = desired(if to_vfio { WorkloadType::VmPassthrough } else { WorkloadType::Container });
-        let free = plan(&inventory, &wish, &Usage::default(), &BTreeMap::new());
-        let Some((group, moves)) = free.moves().next() else { return Ok(()) };
-        let device = |id: String| PodDevice {
-            namespace: "ns".into(), pod: "p".into(), container: "c".into(), resource: "nvidia.com/gpu".into(), id,
+        let free = plan(&look(&node), &wish, &Usage::default(), &BTreeMap::new());
+        let first = free.moves().next();
+        prop_assume!(first.is_some());
+        let unit = first.unwrap();
+        let address = moved(unit)[0];
+        let device = |resource: &str, id: String| {
+            let (namespace, pod, container) = ("ns".into(), "p".into(), "c".into());
+            let device = PodDevice { namespace, pod, container, resource: resource.into(), id };
+            Pods::Known { devices: BTreeSet::from([device]), claims: BTreeSet::new() }
+        };
+        let claim = |driver: &str, device: String| {
+            let (namespace, pod, container) = ("ns".into(), "p".into(), "c".into());
+            let (claim, driver, cdi) = ("claim".into(), driver.into(), BTreeSet::new());
+            let claim = PodClaim { namespace, pod, container, claim, driver, device, cdi };
+            Pods::Known { devices: BTreeSet::new(), claims: BTreeSet::from([claim]) }
         };
         let mut usage = Usage::default();
         match how {
-            0 => usage.pods = Pods::Known(BTreeSet::from([device(moves[0].address.to_string())])),
-            1 => usage.pods = Pods::Known(BTreeSet::from([device("GPU-5e1b".to_owned())])),
+            0 => usage.pods = device("nvidia.com/gpu", address.to_string()),
+            1 => usage.pods = device("nvidia.com/gpu", "GPU-5e1b".to_owned()),
             2 => usage.pods = Pods::Unknown("no socket".to_owned()),
+            3 => {
+                let resource = "nvidia.com/X".into();
+                let hold = Hold { resource, by: HoldBy::Allocate, answered_at: 0, shown: false };
+                usage.holds.insert(address.into(), hold);
+            }
+            4 => usage.pods = claim("gpu.nvidia.com", "gpu-0".to_owned()),
+            5 => usage.pods = claim("fabric.example.com", format!("dev-{address}").replace([':', '.'], "-")),
             _ => {
-                let hold = vfiod::usage::Hold { resource: "nvidia.com/X".into(), answered_at: 0, shown: false };
-                usage.holds.insert(moves[0].address, hold);
+                // Whoever has any of its nodes open: the group's, the device's, the host driver's.
+                let root = node.dir.path();
+                let there = |held: &&String| root.join(held.trim_start_matches('/')).exists();
+                let held = unit.nodes.iter().find(there);
+                prop_assume!(held.is_some());
+                node.sim.start_process(4242, "holder", &[held.unwrap().as_str()]).unwrap();
             }
         }
-        let blocked = plan(&inventory, &wish, &usage, &BTreeMap::new());
-        let Verdict::Refused { refusals } = &blocked.of(Some(group)).unwrap().verdict else {
-            return Err(TestCaseError::fail(format!("{blocked:?}")));
-        };
+        let blocked = plan(&look(&node), &wish, &usage, &BTreeMap::new());
+        let refusals = blocked.of(&unit.unit).unwrap().refusals();
         prop_assert!(matches!(refusals[..], [Refusal::InUse { .. }]), "{:?}", refusals);
     }
 }

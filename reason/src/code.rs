@@ -52,6 +52,8 @@ codes! {
     DomainTooWide,
     /// vfiod is starting or ending and cannot answer now.
     Ending,
+    /// The device has gone bad again and again; it is given back when it has stayed good for a while.
+    Flapping,
     /// The kernel's command line forbids a module.
     ForbiddenAtBoot,
     /// A member of the group is somebody else's, and on a driver that owns its DMA.
@@ -134,18 +136,42 @@ codes! {
     NotYet,
     /// The pipe between the agent and a child of its own failed.
     PipeFailed,
+    /// The kubelet's pod-resources directory cannot be looked at, or is not there.
+    PodResourcesAbsent,
+    /// The kubelet did not say in time which pods have devices.
+    PodResourcesDeadline,
+    /// The kubelet refused to say which pods have devices.
+    PodResourcesRefused,
     /// The kubelet does not say which pods have devices.
     PodResourcesUnknown,
+    /// The kubelet does not answer on its pod-resources socket.
+    PodResourcesUnreachable,
     /// A file of the kernel's cannot be read.
     ReadFailed,
+    /// The kubelet did not answer a registration in time.
+    RegistrationDeadline,
     /// The kubelet did not accept a registration.
     RegistrationRefused,
     /// The firmware demands a direct mapping for a member of the group (RMRR), and the kernel gives no VM such a group.
     ReservedRegion,
-    /// A socket cannot be served.
-    SocketFailed,
+    /// A socket cannot be listened on.
+    SocketBind,
+    /// Nobody listens on a unix socket.
+    SocketConnect,
+    /// A unix socket's server does not take a connection in time.
+    SocketDeadline,
+    /// What listens on a unix socket does not speak gRPC.
+    SocketHandshake,
+    /// Something that is no socket has a socket's name.
+    SocketInTheWay,
     /// A plugin's socket was removed; it is made again.
     SocketLost,
+    /// A socket's directory does not exist.
+    SocketNoDirectory,
+    /// A socket's path does not fit into a socket address.
+    SocketPathTooLong,
+    /// An old socket cannot be removed.
+    SocketRemove,
     /// The journal tells of another device than the one that is at its address now.
     StalePrior,
     /// A file of the agent's own cannot be read or replaced.

@@ -3,6 +3,7 @@
 //! ```text
 //!  inputs                               outputs
 //!  wish       watch ──┐            ┌──▶ advertised  watch ──▶ device plugins ──▶ kubelet
+//!  tuning     watch ──┤            │
 //!  allocate   mpsc ───┼──▶ Agent ──┤
 //!  stop       token ──┘            └──▶ status      watch ──▶ unix socket
 //! ```
@@ -17,57 +18,71 @@
 //! setting a field, and no answer can be in flight across it.
 
 mod allocate;
+mod flap;
+mod look;
 mod pass;
 mod report;
 mod service;
+mod states;
 
 pub use service::{Service, StartError};
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    time::Duration,
-};
+use std::{collections::BTreeMap, time::Duration};
 
+use decide::{
+    id::OfferId,
+    inventory::Inventory,
+    names::Naming,
+    offers::Offer,
+    plan::Plan,
+    usage::Usage,
+    wish::{Desired, Wish},
+};
+use reason::Reason;
 use tokio::{
     sync::{mpsc, watch},
-    task::JoinSet,
     time::{Instant, sleep_until},
 };
 use tokio_util::sync::CancellationToken;
-use vfio::{
-    child::{ChildCommand, LeftBehind, Reader},
-    host::Host,
-};
+use vfio::{child::ChildCommand, host::Host};
 
+use self::{flap::Flaps, look::Looking, states::States};
 use crate::{
-    conduct::Keeper,
-    desired::Desired,
     device_plugin::{Advertised, AllocateCall, Registrations},
-    inventory::Inventory,
+    execute::Commands,
     journal::{Journal, JournalError, Store},
     kubelet::KubeletDir,
-    offers::{Naming, Offer},
-    plan::Plan,
-    reason::Reason,
+    pods::IfAbsent,
     status::{State, Status},
-    usage::Usage,
+    transaction::Keeper,
 };
 
 /// Everything that an agent is told once.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Settings {
     /// The node.
     pub host: Host,
     /// Its kubelet.
     pub kubelet: KubeletDir,
+    /// What it means where the kubelet's directory is not there.
+    pub if_absent: IfAbsent,
     /// Where the journal is.
     pub store: Store,
-    /// How kernel writes are made.
+    /// How kernel writes are made; for how long, [`Tuning`] says.
     pub writer: ChildCommand,
-    /// How functions and processes are looked at.
+    /// How functions are read.
     pub reader: ChildCommand,
+    /// What the config may change while the agent runs, as it is at the start.
+    pub tuning: Tuning,
+}
+
+/// What the config says beside the wish. A change of it is followed from the next pass on.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Tuning {
     /// What names the offers.
     pub naming: Naming,
+    /// Past this a kernel write is given up, and its unit is wedged.
+    pub write_deadline: Duration,
     /// How long an answered Allocate counts without PodResources having shown it.
     pub hold_grace: Duration,
     /// How often all is looked at without a cause.
@@ -76,13 +91,20 @@ pub struct Settings {
     pub blocked_retry: Duration,
     /// How long PodResources may take.
     pub pod_resources_deadline: Duration,
+    /// How long PodResources may say nothing before a promise that nobody is seen to have shows as unhealthy. A kubelet that
+    /// starts again says nothing for a moment, and must find the devices of its pods healthy.
+    pub pods_silence: Duration,
+    /// How long a device that has gone bad three times has to stay good before it is given out again; doubles each time.
+    pub flap_pause: Duration,
 }
 
 /// The ends of the agent's channels.
 #[derive(Debug)]
 pub struct Channels {
     /// What is asked of the node.
-    pub wish: watch::Receiver<Desired>,
+    pub wish: watch::Receiver<Wish>,
+    /// What the config says beside that.
+    pub tuning: watch::Receiver<Tuning>,
     /// Allocates to answer.
     pub allocate: mpsc::Receiver<AllocateCall>,
     /// What the device plugins say of the kubelet.
@@ -91,16 +113,8 @@ pub struct Channels {
     pub advertised: watch::Sender<Advertised>,
     /// How the node stands.
     pub status: watch::Sender<Status>,
-    /// Ends the loop, after the pass under way.
+    /// Ends the loop, whatever it waits for.
     pub stop: CancellationToken,
-}
-
-/// A group in trouble: not tried again before its time.
-#[derive(Debug)]
-struct Trouble {
-    reason: Reason,
-    failures: u32,
-    next_try: Instant,
 }
 
 /// The agent: state of the one loop.
@@ -111,18 +125,22 @@ pub struct Agent {
     journal: Journal,
     keeper: Keeper,
     desired: Desired,
+    /// Why the last wish is none, where it is not clear: the one before it is kept.
+    unclear: Option<Reason>,
+    tuning: Tuning,
     inventory: Inventory,
     usage: Usage,
     plan: Plan,
     offers: Vec<Offer>,
-    /// Groups whose Allocates are refused, since they are about to be moved.
-    gate: BTreeSet<u32>,
-    troubles: BTreeMap<u32, Trouble>,
-    wedged: BTreeMap<u32, LeftBehind>,
-    /// What looks at functions and processes, between looks.
-    reader: Option<Reader>,
-    /// The look under way.
-    looking: JoinSet<(Reader, Result<Inventory, String>)>,
+    states: States,
+    looking: Looking,
+    flaps: Flaps,
+    /// What was offered since the start, each with its resource: what is gone is told of.
+    known: BTreeMap<OfferId, String>,
+    /// How many holds this agent has made: a look is of use only if it was begun after the last of them.
+    holds_made: u64,
+    /// Since when PodResources has not answered.
+    silent_since: Option<Instant>,
     passes: u64,
     last_pass: String,
     failure: Option<Reason>,
@@ -148,37 +166,51 @@ pub fn starting(desired: &Desired) -> Status {
 }
 
 impl Agent {
-    /// An agent for the node of `settings`. The caller has the state directory's lock.
+    /// An agent for the node of `settings`, which shall be as `desired`. The caller has the state directory's lock.
     ///
     /// # Errors
     /// When the journal is there and cannot be used: nothing may be touched then.
-    pub fn new(settings: Settings, channels: Channels) -> Result<Self, JournalError> {
+    pub fn new(settings: Settings, desired: Desired, channels: Channels) -> Result<Self, JournalError> {
         let journal = settings.store.load(&settings.host.boot_id())?;
-        let desired = channels.wish.borrow().clone();
         Ok(Self {
             usage: Usage { holds: journal.holds.clone(), ..Usage::default() },
             keeper: Keeper::new(settings.store.clone(), &journal),
+            tuning: settings.tuning.clone(),
+            looking: Looking::default(),
             settings,
             channels,
             journal,
             desired,
+            unclear: None,
             inventory: Inventory::default(),
             plan: Plan::default(),
             offers: Vec::new(),
-            gate: BTreeSet::new(),
-            troubles: BTreeMap::new(),
-            wedged: BTreeMap::new(),
-            reader: None,
-            looking: JoinSet::new(),
+            states: States::default(),
+            flaps: Flaps::default(),
+            known: BTreeMap::new(),
+            holds_made: 0,
+            silent_since: None,
             passes: 0,
             last_pass: String::new(),
             failure: None,
         })
     }
 
-    /// Runs until it is told to stop. Nothing is given back on the way out: VMs go on, and the next agent finds the node
-    /// as it is.
-    pub async fn run(mut self) {
+    /// How transactions start their children.
+    fn commands(&self) -> Commands {
+        let Settings { writer, reader, .. } = &self.settings;
+        let writer = ChildCommand { deadline: self.tuning.write_deadline, ..writer.clone() };
+        Commands { writer, reader: reader.clone() }
+    }
+
+    /// Runs until it is told to stop, which ends it wherever it is: a look is thrown away, a write in flight is journalled
+    /// and left to its child. Nothing is given back on the way out: VMs go on, and the next agent finds the node as it is.
+    pub async fn run(self) {
+        let stop = self.channels.stop.clone();
+        stop.run_until_cancelled(self.work()).await;
+    }
+
+    async fn work(mut self) {
         let mut why = "start".to_owned();
         loop {
             tracing::debug!(%why, "pass");
@@ -186,10 +218,9 @@ impl Agent {
             self.last_pass = why;
             let mut wake = self.pass().await;
             why = loop {
-                // Every arm is cancel-safe: a watch and a channel keep what was not taken, a token and a deadline stay true.
+                // Every arm is cancel-safe: a watch and a channel keep what was not taken, a deadline stays true.
                 tokio::select! {
                     biased;
-                    () = self.channels.stop.cancelled() => return,
                     Some(call) = self.channels.allocate.recv() => {
                         self.allocate(call).await;
                         wake = self.wake_after_allocate(wake);
@@ -197,6 +228,10 @@ impl Agent {
                     changed = self.channels.wish.changed() => match changed {
                         Ok(()) => break "the wish changed".to_owned(),
                         // Nobody can wish any more: that is the end of the agent.
+                        Err(_) => return,
+                    },
+                    changed = self.channels.tuning.changed() => match changed {
+                        Ok(()) => break "the config changed".to_owned(),
                         Err(_) => return,
                     },
                     changed = self.channels.registrations.changed() => match changed {

@@ -1,30 +1,37 @@
 //! The loop together with what serves its outputs: device plugins and the status socket.
 
-use std::path::Path;
+use std::{path::Path, time::Duration};
 
+use decide::wish::{Desired, Wish};
 use tokio::{
     sync::{mpsc, watch},
     task::JoinSet,
+    time::timeout,
 };
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tokio_util::sync::CancellationToken;
 
-use super::{Agent, Channels, Settings, starting};
+use super::{Agent, Channels, Settings, Tuning, starting};
 use crate::{
-    desired::Desired,
     device_plugin::{self, Advertised, DevicePlugins, Registrations},
     journal::JournalError,
     status::{self, Status, StatusError},
 };
 
+/// How long what serves the loop's outputs may take to end well: a kubelet closes its connections in milliseconds. An agent
+/// that is told to end ends within two seconds, whatever others do.
+const GOODBYE: Duration = Duration::from_millis(1200);
+
 /// An agent at work. Every task of it is joined by [`Service::stop`].
 #[derive(Debug)]
 pub struct Service {
     /// What is asked of the node.
-    pub wish: watch::Sender<Desired>,
+    pub wish: watch::Sender<Wish>,
+    /// What the config says beside that.
+    pub tuning: watch::Sender<Tuning>,
     /// How the node stands.
     pub status: watch::Receiver<Status>,
     looping: JoinSet<()>,
-    servers: TaskTracker,
+    servers: JoinSet<()>,
     stop_loop: CancellationToken,
     stop_servers: CancellationToken,
 }
@@ -53,7 +60,8 @@ impl Service {
         socket: &Path,
     ) -> Result<Self, StartError> {
         let (status_out, status) = watch::channel(starting(&first));
-        let (wish, wish_seen) = watch::channel(first);
+        let (wish, wish_seen) = watch::channel(Wish::Clear(first.clone()));
+        let (tuning, tuning_seen) = watch::channel(settings.tuning.clone());
         let (allocate, allocate_seen) = mpsc::channel(16);
         let (registrations, registrations_seen) = watch::channel(Registrations::new());
         let (advertised, advertised_seen) = watch::channel(Advertised::new());
@@ -62,16 +70,17 @@ impl Service {
         let kubelet = settings.kubelet.clone();
         let channels = Channels {
             wish: wish_seen,
+            tuning: tuning_seen,
             allocate: allocate_seen,
             registrations: registrations_seen,
             advertised,
             status: status_out,
             stop: stop_loop.clone(),
         };
-        let agent = Agent::new(settings, channels)?;
+        let agent = Agent::new(settings, first, channels)?;
         let listener = status::listen(socket)?;
 
-        let servers = TaskTracker::new();
+        let mut servers = JoinSet::new();
         servers.spawn(status::serve(listener, status.clone(), stop_servers.clone()));
         servers.spawn(
             DevicePlugins {
@@ -84,10 +93,9 @@ impl Service {
             }
             .run(),
         );
-        servers.close();
         let mut looping = JoinSet::new();
         looping.spawn(agent.run());
-        Ok(Self { wish, status, looping, servers, stop_loop, stop_servers })
+        Ok(Self { wish, tuning, status, looping, servers, stop_loop, stop_servers })
     }
 
     /// Returns when the loop has ended without having been told to: its outputs are stale then.
@@ -95,11 +103,15 @@ impl Service {
         self.looping.join_next().await;
     }
 
-    /// Ends the loop first, after the pass under way, then what serves its outputs.
+    /// Ends the loop first, wherever it is, then what serves its outputs: those that take longer than a moment are cut off.
     pub async fn stop(mut self) {
         self.stop_loop.cancel();
         while self.looping.join_next().await.is_some() {}
         self.stop_servers.cancel();
-        self.servers.wait().await;
+        let ended = async { while self.servers.join_next().await.is_some() {} };
+        if timeout(GOODBYE, ended).await.is_err() {
+            tracing::warn!("the kubelet, or somebody who asks for the status, does not let go: cut off");
+            self.servers.shutdown().await;
+        }
     }
 }

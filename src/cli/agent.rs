@@ -1,22 +1,23 @@
 //! `vfiod agent`: the loop, wired to the node.
 
-use std::{io::IsTerminal, path::PathBuf, time::Duration};
+use std::{io::IsTerminal, time::Duration};
 
 use clap::Args;
+use decide::wish::{Desired, Source, Wish, resolve};
+use reason::{Code, Coded, Reason};
 use tokio::{
     signal::unix::{SignalKind, signal},
     sync::watch,
+    task::JoinSet,
     time::sleep,
 };
 
-use super::{End, Failure, NodeArgs, places::Places, runtime};
+use super::{End, Failure, NodeArgs, WishArgs, places::Places, runtime};
 use crate::{
-    agent::Service,
-    config::Config,
-    desired::{Consumer, Desired, WorkloadType},
+    agent::{Service, Tuning},
+    config::{Config, ConfigError},
     device_plugin,
-    lock::WriterLock,
-    reason::chain,
+    lock::{Role, WriterLock},
 };
 
 /// How often the config file is looked at. By polling, since a mounted ConfigMap is swapped by a link far from the file.
@@ -24,18 +25,8 @@ const CONFIG_POLL: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Args)]
 pub struct AgentArgs {
-    /// What the node's GPUs shall serve (goes before the config file)
-    #[arg(long, value_enum)]
-    workload_type: Option<WorkloadType>,
-    /// Who takes the devices of a VM type (goes before the config file)
-    #[arg(long, value_enum)]
-    consumer: Option<Consumer>,
-    /// The config file; looked at again while the agent runs
-    #[arg(long, value_name = "FILE")]
-    config: Option<PathBuf>,
-    /// There is no API server: the wish comes from here alone. The kubelet's sockets are used all the same
-    #[arg(long)]
-    no_kubernetes: bool,
+    #[command(flatten)]
+    wish: WishArgs,
     /// Log as JSON, a line each
     #[arg(long)]
     log_json: bool,
@@ -45,22 +36,22 @@ pub struct AgentArgs {
 
 pub fn run(args: &AgentArgs) -> Result<End, Failure> {
     log(args.log_json);
-    let config = match &args.config {
-        Some(path) => Config::load(path)?,
-        None => Config::default(),
+    let places = Places::new(&args.node)?;
+    let config = places.config()?;
+    let first = match wish(args, Ok(&config)) {
+        Wish::Clear(desired) => desired,
+        Wish::Unclear(Reason { message, .. }) => return Err(message.into()),
     };
-    let desired = desired(args, &config)?;
-    if !args.no_kubernetes {
+    if !args.node.no_kubernetes {
         return Err("this version does not follow the node's label yet: run it with --no-kubernetes, and the wish from \
                     --workload-type or the config file"
             .into());
     }
-    let places = Places::new(&args.node)?;
-    let _lock = WriterLock::take(&places.host, &places.state_dir, "agent")?;
+    let _lock = WriterLock::take(&places.host, &places.state_dir, Role::Agent)?;
     let runtime = runtime()?;
-    let served = runtime.block_on(serve(args, config, desired, &places));
+    let served = runtime.block_on(serve(args, config, first, &places));
     // A thread that the kernel keeps must not keep the process.
-    runtime.shutdown_timeout(Duration::from_secs(1));
+    runtime.shutdown_timeout(Duration::from_millis(300));
     served?;
     Ok(End::Done)
 }
@@ -74,35 +65,22 @@ fn log(json: bool) {
     let _ = if json { builder.json().try_init() } else { builder.with_target(false).try_init() };
 }
 
-/// What is wished for, flags before file; refused where this version cannot serve it.
-fn desired(args: &AgentArgs, config: &Config) -> Result<Desired, Failure> {
-    let Some(workload_type) = args.workload_type.or(config.workload_type) else {
-        return Err(
-            "nothing is asked of this node: give --workload-type, or workloadType in the config file".into(),
-        );
-    };
-    let consumer = args.consumer.unwrap_or(config.consumer);
-    if workload_type == WorkloadType::VmVgpu {
-        return Err("not yet: this version does not serve vm-vgpu; nothing was touched".into());
-    }
-    if consumer == Consumer::Kata {
-        return Err("not yet: this version's agent serves KubeVirt only (inspect and plan answer for Kata); nothing was \
-                    touched"
-            .into());
-    }
-    Ok(Desired { workload_type, consumer, adopt_boot_bound: config.adopt_boot_bound })
+/// What is wished for, flags before file, as far as this version serves it.
+fn wish(args: &AgentArgs, config: Result<&Config, Reason>) -> Wish {
+    let config = config.map_or_else(Source::Broken, |config| Source::Says(config.said()));
+    resolve(&[Source::Says(args.wish.said()), config]).served()
 }
 
 async fn serve(args: &AgentArgs, config: Config, first: Desired, places: &Places) -> Result<(), Failure> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     tracing::info!(workload_type = %first.workload_type, consumer = %first.consumer, "vfiod {}", env!("CARGO_PKG_VERSION"));
-    let settings = places.settings(&config);
+    let settings = places.settings(&config)?;
     let mut service = Service::start(settings, device_plugin::Settings::default(), first, &places.socket)?;
-    let wish = service.wish.clone();
+    let followed = Followed { wish: service.wish.clone(), tuning: service.tuning.clone() };
     let broke_off = tokio::select! {
         () = service.ended() => true,
-        () = follow_config(args, config, wish) => false,
+        () = follow_config(args, places, config, followed) => false,
         _ = terminate.recv() => false,
         _ = interrupt.recv() => false,
     };
@@ -111,31 +89,55 @@ async fn serve(args: &AgentArgs, config: Config, first: Desired, places: &Places
     if broke_off { Err("the agent's loop broke off; the log says where".into()) } else { Ok(()) }
 }
 
-/// Looks at the config file again and again. A file that does not fit keeps the present wish, and the log says why.
-async fn follow_config(args: &AgentArgs, mut present: Config, wish: watch::Sender<Desired>) {
-    let Some(path) = &args.config else { return std::future::pending().await };
-    let mut last_error = String::new();
+/// Where a changed config goes.
+struct Followed {
+    wish: watch::Sender<Wish>,
+    tuning: watch::Sender<Tuning>,
+}
+
+/// Looks at the config file again and again. A file that does not fit changes nothing, and log and status say why.
+async fn follow_config(args: &AgentArgs, places: &Places, mut present: Config, followed: Followed) {
+    if places.config.is_none() {
+        return std::future::pending().await;
+    }
     loop {
         sleep(CONFIG_POLL).await;
-        let error = match Config::load(path) {
-            Ok(config) if config == present => String::new(),
-            Ok(config) => match desired(args, &config) {
-                Ok(desired) => {
+        let Some(read) = read(places).await else { continue };
+        let refused = |code, message| Reason::new(code, message);
+        let now = match read {
+            Ok((config, _)) if config == present => wish(args, Ok(&present)),
+            Ok((config, Ok(tuning))) => {
+                let now = wish(args, Ok(&config));
+                // A part that is not served leaves the whole file aside, as one that does not parse does.
+                if let Wish::Clear(_) = &now {
                     present = config;
-                    wish.send_if_modified(|now| {
-                        let changed = *now != desired;
-                        *now = desired;
-                        changed
-                    });
-                    String::new()
+                    followed.tuning.send_replace(tuning);
                 }
-                Err(error) => error.to_string(),
-            },
-            Err(error) => chain(&error),
+                now
+            }
+            Ok((_, Err(error))) => wish(args, Err(refused(Code::ConfigRefused, error.to_string()))),
+            Err(error) => wish(args, Err(error.reason())),
         };
-        if !error.is_empty() && error != last_error {
-            tracing::error!(code = "ConfigRefused", "{error}; the present wish is kept");
-        }
-        last_error = error;
+        followed.wish.send_if_modified(|before| {
+            let changed = *before != now;
+            if let (true, Wish::Unclear(reason)) = (changed, &now) {
+                tracing::error!(code = %reason.code, "{}; the present wish is kept", reason.message);
+            }
+            *before = now;
+            changed
+        });
     }
+}
+
+/// What the config file says now, with what follows from it; nothing where the reading broke off. The file, and the
+/// node's pci.ids, are read off the async threads.
+async fn read(places: &Places) -> Option<Result<(Config, Result<Tuning, Failure>), ConfigError>> {
+    let places = places.clone();
+    let mut task = JoinSet::new();
+    task.spawn_blocking(move || {
+        let config = places.config()?;
+        let tuning = places.tuning(&config);
+        Ok((config, tuning))
+    });
+    task.join_next().await?.ok()
 }

@@ -8,24 +8,30 @@ use std::{
 };
 
 use clap::Args;
+use decide::{
+    consumer::Consumer,
+    inventory::Inventory,
+    plan::{Plan, UnitPlan, Verdict, plan},
+    refusal::Refusal,
+    unit::{Unit, UnitId},
+    wish::{Desired, WorkloadType},
+};
 use serde::Serialize;
 use tokio::time::{Instant, sleep};
 use vfio::pci::Address;
 
 use super::{
     End, Failure, NodeArgs, Output, OutputArgs, emit, emit_json,
-    places::{Places, writer_command},
-    plan::group_text,
+    nothing::no_gpu_to_move,
+    places::{Places, commands},
+    plan::unit_text,
     runtime,
 };
 use crate::{
-    conduct::{Conduct, Event, Keeper},
     config::Config,
-    desired::{Consumer, Desired, WorkloadType},
     execute::Outcome,
-    inventory::Inventory,
-    lock::{LockError, WriterLock},
-    plan::{GroupPlan, Plan, Refusal, Verdict, plan},
+    lock::{LockError, Owner, Role, WriterLock},
+    transaction::{Keeper, Transactions},
 };
 
 /// How long the last write of a predecessor that was killed may take to come back.
@@ -75,7 +81,7 @@ impl fmt::Display for Target {
 #[derive(Debug, Serialize)]
 struct GroupResult {
     #[serde(flatten)]
-    plan: GroupPlan,
+    plan: UnitPlan,
     /// `unchanged`, `done`, `refused` or `failed`.
     result: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -85,21 +91,26 @@ struct GroupResult {
 #[derive(Debug, Serialize)]
 struct Results {
     groups: Vec<GroupResult>,
+    /// What is said where there is none.
+    #[serde(skip)]
+    nothing: String,
 }
 
 pub fn run(args: &BindArgs, workload_type: WorkloadType) -> Result<End, Failure> {
     let places = Places::new(&args.node)?;
-    let _lock = WriterLock::take(&places.host, &places.state_dir, "bind").map_err(|error| -> Failure {
-        match error {
-            LockError::Held { owner } if owner.ends_with("agent") => format!(
-                "the agent is alive on this node (process {owner}) and keeps it at its workload type; nothing was \
+    let config = places.config()?;
+    let _lock =
+        WriterLock::take(&places.host, &places.state_dir, Role::Hand).map_err(|error| -> Failure {
+            match error {
+            LockError::Held { owner: Some(owner @ Owner { role: Some(Role::Agent), .. }) } => format!(
+                "the agent is alive on this node ({owner}) and keeps it at its workload type; nothing was \
                  touched. Change what the agent is asked for instead, or stop it first"
             )
             .into(),
             other => other.into(),
         }
-    })?;
-    let results = runtime()?.block_on(work(args, &places, workload_type))?;
+        })?;
+    let results = runtime()?.block_on(work(args, &places, &config, workload_type))?;
     match args.output.output {
         Output::Json => emit_json(&results)?,
         Output::Table => emit(&text(&results))?,
@@ -108,60 +119,60 @@ pub fn run(args: &BindArgs, workload_type: WorkloadType) -> Result<End, Failure>
     Ok(if fine { End::Done } else { End::Refused })
 }
 
-async fn work(args: &BindArgs, places: &Places, workload_type: WorkloadType) -> Result<Results, Failure> {
-    let config = Config::default();
+async fn work(
+    args: &BindArgs,
+    places: &Places,
+    config: &Config,
+    workload_type: WorkloadType,
+) -> Result<Results, Failure> {
     let mut journal = places.journal()?;
     let mut keeper = Keeper::new(places.store(), &journal);
     let patience = Instant::now() + PATIENCE;
-    while journal.pending.values().any(|pending| pending.writer.alive()) && Instant::now() < patience {
+    while journal.pending.iter().any(|pending| pending.writer.alive()) && Instant::now() < patience {
         sleep(PATIENCE / 40).await;
     }
-    journal.pending.retain(|_, pending| pending.writer.alive());
-    let inventory = places.observe()?;
+    journal.pending.retain(|pending| pending.writer.alive());
+    let inventory = places.observe(config)?;
     let mut usage = places.usage(&journal, config.pod_resources_deadline).await;
     // No clock here counts down a hold's grace: only what was shown and is gone again is let go.
     usage.settle(&inventory, 0, u64::MAX);
     journal.holds.clone_from(&usage.holds);
     // Asked for by name, a group that was bound at boot is given back as well.
-    let adopt_boot_bound = !args.all;
+    let adopt_boot_bound = !args.all || config.adopt_boot_bound.unwrap_or_default();
     let desired = Desired { workload_type, consumer: Consumer::default(), adopt_boot_bound };
     let mut planned = plan(&inventory, &desired, &usage, &journal.priors);
+    for stale in &planned.stale {
+        tracing::warn!("{stale}");
+    }
+    journal.forget_stale(&planned);
     if !args.all {
         let chosen = chosen(&inventory, &args.targets)?;
-        planned.groups.retain(|plan| match plan.group {
-            Some(group) => chosen.0.contains(&group),
-            None => plan.functions.iter().any(|address| chosen.1.contains(address)),
-        });
+        planned.units.retain(|plan| chosen.contains(&plan.unit));
     }
-    for plan in &mut planned.groups {
-        if let Some(pending) = plan.group.and_then(|group| journal.pending.get(&group)) {
+    for plan in &mut planned.units {
+        if let Some(pending) = journal.waits(&plan.unit) {
             let wedged = Refusal::Wedged { pid: pending.writer.pid, write: pending.write.to_string() };
             plan.verdict = Verdict::Refused { refusals: vec![wedged] };
             plan.settled.clear();
         }
     }
-    for address in planned.groups.iter().flat_map(|plan| &plan.settled) {
+    for address in planned.units.iter().flat_map(|plan| &plan.settled) {
         journal.priors.remove(address);
     }
     let mut outcomes = BTreeMap::new();
-    let mut conduct = Conduct::start(&places.host, &writer_command(config.write_deadline), &planned);
-    loop {
-        match conduct.next().await {
-            Event::Announce(announce) => announce.record(&mut journal, &mut keeper).await,
-            Event::Finished { group, moves, outcome } => {
-                journal.conclude(group, &moves, &outcome);
-                outcomes.insert(group, outcome);
-            }
-            Event::AllDone => break,
+    let mut transactions = Transactions::start(&places.host, &commands(config), &planned);
+    while let Some(event) = transactions.next().await {
+        if let Some(ended) = event.settle(&mut journal, &mut keeper).await {
+            outcomes.insert(ended.unit, ended.outcome);
         }
     }
     keeper.keep(&journal).await?;
-    Ok(Results { groups: results(planned, &outcomes) })
+    Ok(Results { groups: results(planned, &outcomes), nothing: no_gpu_to_move(&inventory) })
 }
 
-fn results(planned: Plan, outcomes: &BTreeMap<u32, Outcome>) -> Vec<GroupResult> {
-    let result = |plan: GroupPlan| {
-        let (result, error) = match (&plan.verdict, plan.group.and_then(|group| outcomes.get(&group))) {
+fn results(planned: Plan, outcomes: &BTreeMap<UnitId, Outcome>) -> Vec<GroupResult> {
+    let result = |plan: UnitPlan| {
+        let (result, error) = match (&plan.verdict, outcomes.get(&plan.unit)) {
             (Verdict::Right, _) => ("unchanged", None),
             (Verdict::Refused { .. }, _) => ("refused", None),
             (Verdict::Move { .. }, Some(Outcome::Done)) => ("done", None),
@@ -170,67 +181,56 @@ fn results(planned: Plan, outcomes: &BTreeMap<u32, Outcome>) -> Vec<GroupResult>
         };
         GroupResult { plan, result, error }
     };
-    planned.groups.into_iter().map(result).collect()
+    planned.units.into_iter().map(result).collect()
 }
 
-/// The groups asked for, and the functions that are in no group.
-fn chosen(inventory: &Inventory, targets: &[Target]) -> Result<(BTreeSet<u32>, BTreeSet<Address>), Failure> {
-    let (mut groups, mut alone) = (BTreeSet::new(), BTreeSet::new());
-    let passthrough = inventory.passthrough_groups();
-    for target in targets {
-        let group = match target {
-            Target::Group(group) if inventory.groups.contains_key(group) => *group,
-            Target::Group(_) => {
-                return Err(format!("{target} is not on this node: vfiod inspect lists them").into());
-            }
-            Target::Function(address) => {
-                let Some(function) = inventory.functions.get(address) else {
-                    return Err(match inventory.unreadable.get(address) {
-                        Some(reason) => reason.clone().into(),
-                        None => {
-                            format!("{target} is not on this node: vfiod inspect lists its functions").into()
-                        }
-                    });
-                };
-                match function.iommu_group {
-                    Some(group) => group,
-                    None if inventory.offerable().any(|(offered, _)| offered.address == *address) => {
-                        alone.insert(*address);
-                        continue;
-                    }
-                    None => {
-                        return Err(format!(
-                            "{target} is neither a GPU nor an NVSwitch: nothing was touched"
-                        )
-                        .into());
-                    }
+/// The units asked for.
+fn chosen(inventory: &Inventory, targets: &[Target]) -> Result<BTreeSet<UnitId>, Failure> {
+    targets.iter().map(|target| Ok(target.find(inventory)?.id.clone())).collect()
+}
+
+impl Target {
+    fn find(self, inventory: &Inventory) -> Result<&Unit, Failure> {
+        let found = match self {
+            Self::Group(group) => inventory.unit_of_group(group),
+            Self::Function(address) => {
+                if let Some(reason) = inventory.unreadable.get(&address) {
+                    return Err(reason.clone().into());
                 }
+                if inventory.functions.contains_key(&address) && inventory.unit_of(address).is_none() {
+                    let text = format!("{self} is neither a GPU nor an NVSwitch: nothing was touched");
+                    return Err(text.into());
+                }
+                inventory.unit_of(address)
             }
         };
-        if !passthrough.contains(&group) {
-            return Err(format!("{target} holds neither a GPU nor an NVSwitch: nothing was touched").into());
+        match (found, self) {
+            (Some(unit), _) if !unit.offerable.is_empty() => Ok(unit),
+            (Some(_), _) => {
+                Err(format!("{self} holds neither a GPU nor an NVSwitch: nothing was touched").into())
+            }
+            (None, Self::Group(_)) => {
+                Err(format!("{self} is not on this node: vfiod inspect lists them").into())
+            }
+            (None, Self::Function(_)) => {
+                Err(format!("{self} is not on this node: vfiod inspect lists its functions").into())
+            }
         }
-        groups.insert(group);
     }
-    Ok((groups, alone))
 }
 
 fn text(results: &Results) -> String {
     if results.groups.is_empty() {
-        return "No GPU on this node that could be moved (those in an IOMMU group can): nothing to do.\n"
-            .to_owned();
+        return results.nothing.clone();
     }
     let group = |group: &GroupResult| {
-        let name = group
-            .plan
-            .group
-            .map_or_else(|| "function without a group".to_owned(), |id| format!("group {id}"));
+        let name = group.plan.name();
         match (&group.error, group.result) {
-            (Some(error), _) => format!("{}  FAILED: {error}\n", group_text(&group.plan)),
+            (Some(error), _) => format!("{}  FAILED: {error}\n", unit_text(&group.plan)),
             (None, "done") => {
-                format!("{}  done, and read back: {name} is as asked\n", group_text(&group.plan))
+                format!("{}  done, and read back: {name} is as asked\n", unit_text(&group.plan))
             }
-            (None, _) => group_text(&group.plan),
+            (None, _) => unit_text(&group.plan),
         }
     };
     results.groups.iter().map(group).collect()

@@ -9,6 +9,10 @@ use std::{
 };
 
 use clap::Args;
+use decide::{
+    consumer::Consumer,
+    wish::{Desired, Wish, WorkloadType},
+};
 use tokio::{sync::watch, time::timeout};
 use vfio::{
     pci::{self, Address},
@@ -23,11 +27,10 @@ use super::{
     table::{or_dash, render},
 };
 use crate::{
-    agent::{Service, Settings},
+    agent::{Service, Settings, Tuning},
     config::Config,
-    desired::{Consumer, Desired, WorkloadType},
     device_plugin,
-    lock::WriterLock,
+    lock::{Role, WriterLock},
     standin::{PodName, StandinKubelet, Want},
     status::{State, Status},
 };
@@ -100,14 +103,20 @@ async fn play(root: Option<&Path>) -> Result<(), Failure> {
     let root = root.unwrap_or(temporary.path());
     refuse_taken(root)?;
     let simulation = Simulation::create(root, &Profile::hgx_h100())?;
-    let places = Places::new(&NodeArgs { root: Some(root.to_owned()), state_dir: None, kubelet_dir: None })?;
-    let _lock = WriterLock::take(&places.host, &places.state_dir, "demo")?;
+    let places = Places::new(&NodeArgs {
+        root: Some(root.to_owned()),
+        state_dir: None,
+        kubelet_dir: None,
+        config: None,
+        no_kubernetes: true,
+    })?;
+    let _lock = WriterLock::take(&places.host, &places.state_dir, Role::Demo)?;
     say("== 1. A node: eight H100 and four NVSwitches, all on the host's drivers")?;
     drivers(&simulation)?;
 
     let kubelet = StandinKubelet::start(places.kubelet.clone()).await?;
     let service = Service::start(
-        settings(&places),
+        settings(&places)?,
         device_plugin::Settings::default(),
         desired(WorkloadType::Container),
         &places.socket,
@@ -119,9 +128,11 @@ async fn play(root: Option<&Path>) -> Result<(), Failure> {
     story
 }
 
-fn settings(places: &Places) -> Settings {
+fn settings(places: &Places) -> Result<Settings, Failure> {
+    let settings = places.settings(&Config::default())?;
     // A watcher of the demo should not have to wait for what a node's operator gladly waits for.
-    Settings { blocked_retry: Duration::from_millis(300), ..places.settings(&Config::default()) }
+    let tuning = Tuning { blocked_retry: Duration::from_millis(300), ..settings.tuning };
+    Ok(Settings { tuning, ..settings })
 }
 
 fn desired(workload_type: WorkloadType) -> Desired {
@@ -136,7 +147,7 @@ async fn tell(stage: &mut Stage) -> Result<(), Failure> {
     say(
         "\n== 3. The wish becomes vm-passthrough: every group moves to vfio-pci, side by side, each read back",
     )?;
-    stage.service.wish.send_replace(desired(WorkloadType::VmPassthrough));
+    stage.service.wish.send_replace(Wish::Clear(desired(WorkloadType::VmPassthrough)));
     let ready = until(&mut stage.service.status, "all groups are bound", |status| {
         status.state == State::Ready && status.workload_type == WorkloadType::VmPassthrough
     })
@@ -178,7 +189,7 @@ async fn tell(stage: &mut Stage) -> Result<(), Failure> {
         "\n== 6. The wish becomes container again while the VM runs: what is free goes back, the VM's GPU is left alone",
     )?;
     let before = stage.simulation.writes()?.len();
-    stage.service.wish.send_replace(desired(WorkloadType::Container));
+    stage.service.wish.send_replace(Wish::Clear(desired(WorkloadType::Container)));
     let blocked = until(&mut stage.service.status, "the switch is refused for the VM's group", |status| {
         status.state == State::Blocked && status.groups.iter().filter(|group| !group.right).count() == 1
     })

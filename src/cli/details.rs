@@ -2,6 +2,11 @@
 
 use std::{collections::BTreeSet, fmt::Write as _};
 
+use decide::{
+    inventory::{Inventory, Open},
+    names::Naming,
+    usage::User,
+};
 use serde::Serialize;
 use vfio::{
     framebuffer::Claim,
@@ -15,13 +20,7 @@ use vfio::{
 
 use super::{
     Failure,
-    inspect::role_name,
     table::{or_dash, render},
-};
-use crate::{
-    inventory::{Inventory, Open},
-    offers::Naming,
-    usage::User,
 };
 
 /// One function in detail.
@@ -62,7 +61,7 @@ pub fn detail<'a>(
     };
     let holders = inventory.open_function(function);
     // A read of configuration space enters the function, and waits for a guest's reset: not known is in use here too.
-    let held = !holders.is_empty() || inventory.opaque_function(function).next().is_some();
+    let held = !holders.is_empty() || !inventory.opaque_function(function).is_empty();
     let details = pci::details(host, function, held);
     let framebuffer = inventory.framebuffers.by_function.get(&address);
     Ok(Detail {
@@ -93,7 +92,7 @@ pub fn detail_text(detail: &Detail<'_>) -> String {
     };
     let revision = d.revision.map_or_else(|| "unknown".to_owned(), |revision| format!("{revision:02x}"));
     line("id", format!("{:04x}:{:04x}, subsystem {subsystem}, revision {revision}", f.vendor, f.device));
-    line("class", format!("{} ({})", f.class, role_name(detail.role)));
+    line("class", format!("{} ({})", f.class, detail.role));
     line(
         "driver",
         format!("{}, override {}", or_dash(f.driver.as_ref()), or_dash(f.driver_override.as_ref())),

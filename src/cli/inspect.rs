@@ -1,8 +1,20 @@
 //! `vfiod inspect`: what is there, and what is or would be offered.
 
-use std::{collections::BTreeMap, fmt::Write as _};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Write as _,
+};
 
 use clap::Args;
+use decide::{
+    inventory::Inventory,
+    names::Naming,
+    offers::{Offer, View, offers},
+    plan::plan,
+    refusal::Refusal,
+    usage::{User, Users},
+};
+use reason::{Code, Reason};
 use serde::Serialize;
 use vfio::{
     iommu::Group,
@@ -13,17 +25,10 @@ use super::{
     End, Failure, LookArgs, Output,
     details::{Detail, detail, detail_text},
     emit, emit_json,
-    places::{Places, naming},
+    nothing::no_gpu,
+    places::{Places, looked_for, naming},
     runtime,
     table::{or_dash, render},
-};
-use crate::{
-    config::Config,
-    inventory::Inventory,
-    offers::{Naming, Offer, View, offers},
-    plan::plan,
-    reason::Reason,
-    usage::{Usage, User},
 };
 
 #[derive(Debug, Args)]
@@ -65,12 +70,12 @@ struct GroupRow<'a> {
 
 pub fn run(InspectArgs { functions, look: args }: &InspectArgs) -> Result<End, Failure> {
     let places = Places::new(&args.node)?;
-    let config = Config::default();
+    let config = places.config()?;
+    let desired = looked_for(&args.wish, &config)?;
     let journal = places.journal()?;
-    let inventory = places.observe()?;
+    let inventory = places.observe(&config)?;
     let usage = runtime()?.block_on(places.usage(&journal, config.pod_resources_deadline));
-    let naming = naming(places.host.root(), &config);
-    let desired = args.wish.desired();
+    let naming = naming(&places.host, &config)?;
     let plan = plan(&inventory, &desired, &usage, &journal.priors);
     let trouble = BTreeMap::new();
     let view = View {
@@ -78,6 +83,7 @@ pub fn run(InspectArgs { functions, look: args }: &InspectArgs) -> Result<End, F
         desired: &desired,
         plan: &plan,
         usage: &usage,
+        pods_silent: false,
         naming: &naming,
         trouble: &trouble,
     };
@@ -85,10 +91,11 @@ pub fn run(InspectArgs { functions, look: args }: &InspectArgs) -> Result<End, F
         .iter()
         .map(|address| detail(&places.host, &inventory, &naming, *address))
         .collect::<Result<Vec<_>, Failure>>()?;
+    let users = usage.of(&inventory);
     let inspection = Inspection {
         functions: function_rows(&inventory, &naming),
         unreadable: &inventory.unreadable,
-        groups: inventory.groups.values().map(|group| group_row(&inventory, &usage, group)).collect(),
+        groups: inventory.groups.values().map(|group| group_row(&inventory, &users, group)).collect(),
         offers: offers(view),
         iommu: !inventory.groups.is_empty(),
         details,
@@ -99,7 +106,7 @@ pub fn run(InspectArgs { functions, look: args }: &InspectArgs) -> Result<End, F
             let texts: Vec<_> = inspection.details.iter().map(detail_text).collect();
             emit(&texts.join("\n"))?;
         }
-        Output::Table => emit(&tables(&inspection, &inventory, args.wish.workload_type))?,
+        Output::Table => emit(&tables(&inspection, &inventory, desired.workload_type))?,
     }
     Ok(End::Done)
 }
@@ -113,21 +120,27 @@ fn function_rows<'a>(inventory: &'a Inventory, naming: &'a Naming) -> Vec<Functi
     inventory.functions.values().map(row).collect()
 }
 
-fn group_row<'a>(inventory: &Inventory, usage: &Usage, group: &'a Group) -> GroupRow<'a> {
-    let mut reasons: Vec<Reason> = inventory
-        .blockers(group.id)
-        .iter()
-        .map(|b| Reason::new("HostDriver", format!("{} is on {}, which owns its DMA", b.address, b.driver)))
+fn group_row<'a>(inventory: &Inventory, users: &Users, group: &'a Group) -> GroupRow<'a> {
+    let unit = inventory.unit_of_group(group.id);
+    let own = |address: &Address| group.members.contains(address);
+    let blockers = unit.into_iter().flat_map(|unit| &unit.blockers).filter(|blocker| own(&blocker.address));
+    let mut reasons: Vec<Reason> = blockers
+        .map(|b| {
+            Reason::new(Code::HostDriver, format!("{} is on {}, which owns its DMA", b.address, b.driver))
+        })
         .collect();
-    reasons.extend(
-        inventory
-            .unreadable_members(group.id)
-            .map(|(address, why)| Reason::new("Unreadable", format!("{address}: {why}"))),
-    );
+    let unreadable = unit.into_iter().flat_map(|unit| &unit.unreadable).filter(|(address, _)| own(address));
+    reasons
+        .extend(unreadable.map(|(address, why)| Reason::new(Code::Unreadable, format!("{address}: {why}"))));
     if group.noiommu {
-        reasons.push(Reason::new("NoIommuGroup", "there is no IOMMU behind this group"));
+        reasons.push(Reason::new(Code::NoIommuGroup, "there is no IOMMU behind this group"));
     }
-    let users = usage.of_group(inventory, group.id).into_iter().collect();
+    reasons.extend(
+        group
+            .direct_mappings()
+            .map(|region| Reason::from(&Refusal::ReservedRegion { group: group.id, region: region.clone() })),
+    );
+    let users = unit.map(|unit| users.of_unit(inventory, unit)).unwrap_or_default().into_iter().collect();
     GroupRow { group, viable: reasons.is_empty(), reasons, users }
 }
 
@@ -137,7 +150,8 @@ fn tables(
     workload_type: impl std::fmt::Display,
 ) -> String {
     // People look for GPUs and what sits in their groups; JSON has the rest of the machine too.
-    let passthrough = inventory.passthrough_groups();
+    let passing = inventory.units().iter().filter(|unit| !unit.offerable.is_empty());
+    let passthrough: BTreeSet<u32> = passing.flat_map(|unit| &unit.groups).copied().collect();
     let concerns = |row: &&FunctionRow<'_>| {
         matches!(row.role, Role::Gpu | Role::NvSwitch | Role::Companion | Role::Vf)
             || row.function.iommu_group.is_some_and(|group| passthrough.contains(&group))
@@ -148,7 +162,7 @@ fn tables(
             f.address.to_string(),
             format!("{:04x}:{:04x}", f.vendor, f.device),
             f.class.to_string(),
-            role_name(row.role).to_owned(),
+            row.role.to_string(),
             or_dash(f.driver.as_ref()),
             or_dash(f.driver_override.as_ref()),
             or_dash(f.iommu_group),
@@ -157,7 +171,7 @@ fn tables(
         ]
     });
     let header = ["address", "id", "class", "role", "driver", "override", "group", "numa", "name"];
-    let mut text = render(&header, functions.collect(), "No GPU on this node.");
+    let mut text = render(&header, functions.collect(), &no_gpu(inventory));
 
     for (address, reason) in inspection.unreadable {
         let _ = writeln!(text, "\n{address} cannot be read: {reason}");
@@ -196,7 +210,7 @@ fn tables(
 /// The offers as a table, with each unhealthy one's reasons below it.
 pub fn offer_table(offers: &[Offer]) -> String {
     let rows = offers.iter().map(|offer| {
-        let reasons: Vec<_> = offer.reasons.iter().map(|reason| reason.code).collect();
+        let reasons: Vec<_> = offer.reasons.iter().map(|reason| reason.code.as_str()).collect();
         vec![
             offer.resource.clone(),
             offer.id.to_string(),
@@ -207,15 +221,4 @@ pub fn offer_table(offers: &[Offer]) -> String {
         ]
     });
     render(&["resource", "id", "healthy", "given out", "numa", "why not"], rows.collect(), "Nothing.")
-}
-
-pub fn role_name(role: Role) -> &'static str {
-    match role {
-        Role::Gpu => "GPU",
-        Role::NvSwitch => "NVSwitch",
-        Role::Companion => "companion",
-        Role::Vf => "VF",
-        Role::Bridge => "bridge",
-        Role::Foreign => "foreign",
-    }
 }

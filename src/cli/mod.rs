@@ -5,6 +5,7 @@ mod bind;
 mod demo;
 mod details;
 mod inspect;
+mod nothing;
 mod places;
 mod plan;
 mod status;
@@ -18,12 +19,18 @@ use std::{
     process::ExitCode,
 };
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
-use vfio::{child, host::Host};
-
-use crate::{
-    desired::{Consumer, Desired, WorkloadType},
-    reason::chain,
+use clap::{
+    Args, Parser, Subcommand, ValueEnum,
+    builder::{PossibleValuesParser, TypedValueParser},
+};
+use decide::{
+    consumer::Consumer,
+    wish::{Said, WorkloadType},
+};
+use reason::chain;
+use vfio::{
+    child::{ServeError, serve, serve_looks},
+    host::Host,
 };
 
 /// The hidden subcommand under which the binary makes kernel writes for its agent.
@@ -74,17 +81,39 @@ pub struct NodeArgs {
     /// The kubelet's root, with device-plugins/ and pod-resources/ below it [default: /var/lib/kubelet, below the root]
     #[arg(long, value_name = "DIR")]
     kubelet_dir: Option<PathBuf>,
+    /// The config file [default: /etc/vfiod/config.yaml below the root, where it is there]
+    #[arg(long, value_name = "FILE", env = "VFIOD_CONFIG")]
+    config: Option<PathBuf>,
+    /// There is no Kubernetes here: nothing is asked of an API server, and a kubelet's directory that is missing means that
+    /// there are no pods, where it else counts as not known. A kubelet that is there is asked all the same
+    #[arg(long)]
+    no_kubernetes: bool,
 }
 
-/// What the node shall serve, where that is only looked at.
+/// What the node shall serve.
 #[derive(Debug, Clone, Args)]
 pub struct WishArgs {
-    /// The workload type
-    #[arg(long, value_enum, default_value = "vm-passthrough")]
-    workload_type: WorkloadType,
-    /// Who takes the devices of a VM type
-    #[arg(long, value_enum, default_value = "kubevirt")]
-    consumer: Consumer,
+    /// The workload type (goes before the config file)
+    #[arg(long, value_name = "TYPE", value_parser = workload_types())]
+    workload_type: Option<WorkloadType>,
+    /// Who takes the devices of a VM type (goes before the config file)
+    #[arg(long, value_parser = consumers())]
+    consumer: Option<Consumer>,
+}
+
+fn workload_types() -> impl TypedValueParser<Value = WorkloadType> {
+    PossibleValuesParser::new(WorkloadType::ALL.map(WorkloadType::as_str)).try_map(|text| text.parse())
+}
+
+fn consumers() -> impl TypedValueParser<Value = Consumer> {
+    PossibleValuesParser::new(Consumer::ALL.map(Consumer::as_str)).try_map(|text| text.parse())
+}
+
+impl WishArgs {
+    fn said(&self) -> Said {
+        let Self { workload_type, consumer } = *self;
+        Said { workload_type, consumer, adopt_boot_bound: None }
+    }
 }
 
 /// What a subcommand takes that only looks.
@@ -96,12 +125,6 @@ pub struct LookArgs {
     wish: WishArgs,
     #[command(flatten)]
     output: OutputArgs,
-}
-
-impl WishArgs {
-    fn desired(&self) -> Desired {
-        Desired { workload_type: self.workload_type, consumer: self.consumer, adopt_boot_bound: false }
-    }
 }
 
 /// How to print.
@@ -150,8 +173,11 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Unbind(args) => bind::run(&args, WorkloadType::Container),
         Command::Status(args) => status::run(&args),
         Command::Demo(args) => demo::run(&args),
-        Command::KernelWriter { root } => serve(root, child::serve),
-        Command::KernelReader { root } => serve(root, child::serve_looks),
+        // A writer that is left behind in a blocked write has nothing open but its pipe.
+        Command::KernelWriter { root } => {
+            answer(root, |host, input, output| serve(&host.unheld(), input, output))
+        }
+        Command::KernelReader { root } => answer(root, serve_looks),
     };
     match end {
         Ok(End::Done) => ExitCode::SUCCESS,
@@ -163,9 +189,9 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     }
 }
 
-fn serve(
+fn answer(
     root: PathBuf,
-    serve: impl FnOnce(&Host, BufReader<io::Stdin>, io::Stdout) -> Result<(), child::ServeError>,
+    serve: impl FnOnce(&Host, BufReader<io::Stdin>, io::Stdout) -> Result<(), ServeError>,
 ) -> Result<End, Failure> {
     serve(&Host::at(root)?, BufReader::new(io::stdin()), io::stdout())?;
     Ok(End::Done)

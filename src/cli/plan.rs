@@ -2,49 +2,57 @@
 
 use std::fmt::Write as _;
 
-use super::{End, Failure, LookArgs, Output, emit, emit_json, places::Places, runtime};
-use crate::{
-    config::Config,
-    desired::Desired,
-    plan::{GroupPlan, Plan, Verdict, plan},
+use decide::{
+    inventory::Inventory,
+    plan::{Plan, UnitPlan, Verdict, plan},
+    wish::Desired,
+};
+
+use super::{
+    End, Failure, LookArgs, Output, emit, emit_json,
+    nothing::no_gpu_to_move,
+    places::{Places, looked_for},
+    runtime,
 };
 
 pub fn run(args: &LookArgs) -> Result<End, Failure> {
     let places = Places::new(&args.node)?;
+    let config = places.config()?;
+    let desired = looked_for(&args.wish, &config)?;
     let journal = places.journal()?;
-    let inventory = places.observe()?;
-    let usage = runtime()?.block_on(places.usage(&journal, Config::default().pod_resources_deadline));
-    let desired = args.wish.desired();
+    let inventory = places.observe(&config)?;
+    let usage = runtime()?.block_on(places.usage(&journal, config.pod_resources_deadline));
     let plan = plan(&inventory, &desired, &usage, &journal.priors);
     match args.output.output {
         Output::Json => emit_json(&plan)?,
-        Output::Table => emit(&text(&plan, &desired))?,
+        Output::Table => emit(&text(&plan, &desired, &inventory))?,
     }
     Ok(if plan.refused() { End::Refused } else { End::Done })
 }
 
-fn text(plan: &Plan, desired: &Desired) -> String {
+fn text(plan: &Plan, desired: &Desired, inventory: &Inventory) -> String {
     let mut out = String::new();
-    if plan.groups.is_empty() {
-        out.push_str(
-            "No GPU on this node that could be moved (those in an IOMMU group can): nothing to do.\n",
-        );
+    if plan.units.is_empty() {
+        out.push_str(&no_gpu_to_move(inventory));
     }
-    for group in &plan.groups {
-        out.push_str(&group_text(group));
+    for unit in &plan.units {
+        out.push_str(&unit_text(unit));
+    }
+    for stale in &plan.stale {
+        let _ = writeln!(out, "StalePrior: {stale}");
     }
     let moves = plan.moves().count();
-    if !plan.groups.is_empty() && moves == 0 && !plan.refused() {
+    if !plan.units.is_empty() && moves == 0 && !plan.refused() {
         let _ = writeln!(out, "\nThis node is as {} wants it: nothing to do.", desired.workload_type);
     }
     out
 }
 
-/// One group's plan in words.
-pub fn group_text(plan: &GroupPlan) -> String {
+/// One unit's plan in words.
+pub fn unit_text(plan: &UnitPlan) -> String {
     let functions: Vec<_> = plan.functions.iter().map(ToString::to_string).collect();
     let mut out = match plan.group {
-        Some(group) => format!("group {group} ({}): ", functions.join(" ")),
+        Some(_) => format!("{} ({}): ", plan.name(), functions.join(" ")),
         None => format!("{}: ", functions.join(" ")),
     };
     match &plan.verdict {
@@ -55,16 +63,10 @@ pub fn group_text(plan: &GroupPlan) -> String {
                 let _ = writeln!(out, "  {}: {refusal}", refusal.code());
             }
         }
-        Verdict::Move { loads, moves } => {
+        Verdict::Move { steps } => {
             out.push_str("all of it moves, or nothing\n");
-            for load in loads {
-                let options =
-                    if load.options.is_empty() { String::new() } else { format!(" ({})", load.options) };
-                let _ = writeln!(out, "  load module {}{options}, unless it is there by then", load.module);
-            }
-            for step in moves {
-                let from = step.from.driver.as_deref().unwrap_or("no driver");
-                let _ = writeln!(out, "  {}  {from} -> {}", step.address, step.to);
+            for step in steps {
+                let _ = writeln!(out, "  {step}");
             }
         }
     }

@@ -3,7 +3,7 @@
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use crate::kubelet::socket::MAX_PATH;
+use crate::uds::socket::MAX_PATH;
 
 /// The domain whose resources are named by their second part alone.
 const HOME_DOMAIN: &str = "nvidia.com";

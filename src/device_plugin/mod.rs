@@ -13,11 +13,14 @@
 //! see `session.rs` for the states and for what ends a session.
 //! Facts: kubelet `pkg/kubelet/cm/devicemanager`, KEP-3573.
 
+mod backoff;
 mod endpoint;
+mod lives;
 mod offer;
 mod plugin;
 mod service;
 mod session;
+mod settings;
 mod status;
 mod stream;
 
@@ -31,57 +34,14 @@ use tokio::task::{Id, JoinSet};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use self::plugin::Plugin;
+use self::plugin::{Parts, Plugin};
 use self::status::StatusOut;
-use crate::kubelet::{KubeletDir, PluginDir, PluginDirSettings, PluginDirState};
+use crate::kubelet::{KubeletDir, PluginDir};
 
 pub use self::endpoint::endpoint;
-pub use self::offer::{Advertised, AllocateCall, Device, DeviceNode, Grant, Refusal, RefusalKind};
+pub use self::offer::{Advertised, AllocateCall, Device, advertised, grpc_code};
+pub use self::settings::Settings;
 pub use self::status::{Registration, RegistrationFailure, RegistrationState, Registrations};
-
-/// The times of the device plugins; the defaults are for production.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    /// The pause before the second try to serve or register; doubles with each try.
-    pub retry_first: Duration,
-    /// The longest pause between two tries.
-    pub retry_max: Duration,
-    /// How long the kubelet may take to answer a registration. It dials the plugin meanwhile, for up to 10 s.
-    pub register_deadline: Duration,
-    /// How long after an accepted registration the kubelet may take to open ListAndWatch before it is
-    /// registered again.
-    pub first_stream: Duration,
-    /// How long a session must have been watched for its end not to count as one more failure in a row.
-    pub stable_after: Duration,
-    /// How long the kubelet gets, at the end of a session, to close its connection once its stream has ended. Only
-    /// then is its old client gone, which would take the next one with it (see `session.rs`).
-    pub goodbye: Duration,
-    /// How long calls in flight get at the end of a session, after `goodbye`.
-    pub drain: Duration,
-    /// How long the agent may take to answer an Allocate. The kubelet itself waits for ever.
-    pub allocate_deadline: Duration,
-    /// How long the end of all resources may take before they are cut off.
-    pub stop_deadline: Duration,
-    /// How the kubelet's directory is watched.
-    pub plugin_dir: PluginDirSettings,
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        Self {
-            retry_first: Duration::from_millis(20),
-            retry_max: Duration::from_secs(10),
-            register_deadline: Duration::from_secs(12),
-            first_stream: Duration::from_secs(15),
-            stable_after: Duration::from_secs(30),
-            goodbye: Duration::from_millis(500),
-            drain: Duration::from_secs(1),
-            allocate_deadline: Duration::from_secs(30),
-            stop_deadline: Duration::from_secs(10),
-            plugin_dir: PluginDirSettings::default(),
-        }
-    }
-}
 
 /// All resources of a node: one gRPC server, one socket and one registration each.
 #[derive(Debug)]
@@ -143,15 +103,6 @@ impl DevicePlugins {
     }
 }
 
-/// What every resource's task needs.
-#[derive(Clone, Debug)]
-struct Parts {
-    settings: Arc<Settings>,
-    kubelet: KubeletDir,
-    seen: watch::Receiver<PluginDirState>,
-    allocate: mpsc::Sender<AllocateCall>,
-}
-
 struct PluginSet {
     stop_deadline: Duration,
     restart_after: Duration,
@@ -197,7 +148,7 @@ impl PluginSet {
             status: StatusOut::new(resource, Arc::clone(&self.registrations)),
             stop: stop.clone(),
         };
-        let task = self.tasks.spawn(plugin.run(after)).id();
+        let task = self.tasks.spawn(lives::run(plugin, after)).id();
         self.running.insert(resource.to_owned(), Running { task, stop, devices: sender });
     }
 

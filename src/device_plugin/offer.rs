@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use decide::{consumer::Grant, offers::Offer};
+use reason::{Code, Reason};
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
@@ -32,66 +34,34 @@ pub struct AllocateCall {
     /// Container by container the device ids, each id once in the whole call, in the kubelet's order, which means nothing.
     /// A kubelet sends one container a call.
     pub containers: Vec<Vec<String>>,
-    /// Where the answer goes: a grant a container, in order.
-    pub reply: oneshot::Sender<Result<Vec<Grant>, Refusal>>,
+    /// Where the answer goes: a grant a container, in order, or why there is none. The text reaches the pod's events.
+    pub reply: oneshot::Sender<Result<Vec<Grant>, Reason>>,
 }
 
-/// What a container gets. The kubelet keeps it and uses it again whenever the container is restarted, so it must stay
-/// true for as long as the pod lives.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Grant {
-    /// Environment variables of the container.
-    pub env: BTreeMap<String, String>,
-    /// Device nodes, in the order they are to be listed.
-    pub nodes: Vec<DeviceNode>,
+/// The offers as the kubelet is told them: only resources whose names it takes.
+#[must_use]
+pub fn advertised(offers: &[Offer]) -> Advertised {
+    let mut resources = Advertised::new();
+    for offer in offers.iter().filter(|offer| offer.registrable) {
+        resources.entry(offer.resource.clone()).or_default().push(Device {
+            id: offer.id.to_string(),
+            healthy: offer.healthy,
+            numa_node: u32::try_from(offer.numa_node).ok(),
+        });
+    }
+    resources
 }
 
-/// A device node that has the same path on the host and in the container.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct DeviceNode {
-    /// For example `/dev/vfio/12`.
-    pub path: String,
-    /// A subset of `rwm`; KubeVirt's own plugin gives `mrw`.
-    pub permissions: String,
-}
-
-/// Why a container gets nothing. The text reaches the pod's events.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Refusal {
-    /// A stable name, for example `in_use`.
-    pub code: &'static str,
-    /// Cause and cure, for people.
-    pub message: String,
-    /// What kind of refusal, which decides the gRPC status.
-    pub kind: RefusalKind,
-}
-
-/// The kinds of refusal and the gRPC status of each.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum RefusalKind {
-    /// No such device: `not_found`.
-    UnknownDevice,
-    /// Not now (a switch is going on, the agent ends): `unavailable`.
-    Unavailable,
-    /// Someone has it, or has a part of its group: `failed_precondition`.
-    InUse,
-    /// The request makes no sense (ids named twice, none at all): `invalid_argument`.
-    Invalid,
-    /// vfiod failed: `internal`.
-    Internal,
-}
-
-impl RefusalKind {
-    /// The gRPC status code.
-    #[must_use]
-    pub fn grpc_code(self) -> tonic::Code {
-        match self {
-            Self::UnknownDevice => tonic::Code::NotFound,
-            Self::Unavailable => tonic::Code::Unavailable,
-            Self::InUse => tonic::Code::FailedPrecondition,
-            Self::Invalid => tonic::Code::InvalidArgument,
-            Self::Internal => tonic::Code::Internal,
-        }
+/// The gRPC status code with which a container is refused: no such device is `not_found`, somebody has it
+/// `failed_precondition`, a request that makes no sense `invalid_argument`, a fault of vfiod's own `internal`. All else may
+/// pass: `unavailable`.
+#[must_use]
+pub fn grpc_code(code: Code) -> tonic::Code {
+    match code {
+        Code::UnknownDevice => tonic::Code::NotFound,
+        Code::InUse | Code::GroupHeld | Code::HeldOutside => tonic::Code::FailedPrecondition,
+        Code::InvalidRequest => tonic::Code::InvalidArgument,
+        Code::JournalFile | Code::JournalContent | Code::JournalInterrupted => tonic::Code::Internal,
+        _ => tonic::Code::Unavailable,
     }
 }

@@ -4,12 +4,14 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use decide::consumer::Grant;
+use reason::Reason;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
-use super::offer::{AllocateCall, Device, Grant, Refusal};
+use super::offer::{AllocateCall, Device, grpc_code};
 use super::stream::{DeviceStream, StreamLog};
 use crate::kubelet::PluginOptions;
 use crate::kubelet::proto::v1beta1;
@@ -95,7 +97,7 @@ impl Service {
             let (reply, answer) = oneshot::channel();
             let call = AllocateCall { resource: resource.clone(), containers, reply };
             self.allocate.send(call).await.map_err(|_| self.ending())?;
-            answer.await.map_err(|_| self.ending())?.map_err(|refusal| status(&refusal))
+            answer.await.map_err(|_| self.ending())?.map_err(|reason| status(&reason))
         };
         match timeout(self.allocate_deadline, asked).await {
             Ok(answer) => answer,
@@ -114,8 +116,8 @@ impl Service {
     }
 }
 
-fn status(refusal: &Refusal) -> Status {
-    Status::new(refusal.kind.grpc_code(), format!("{} [{}]", refusal.message, refusal.code))
+fn status(reason: &Reason) -> Status {
+    Status::new(grpc_code(reason.code), format!("{} [{}]", reason.message, reason.code))
 }
 
 fn response(grant: Grant) -> v1beta1::ContainerAllocateResponse {

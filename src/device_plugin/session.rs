@@ -23,19 +23,21 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use reason::{Code, Coded};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
-use super::plugin::{Backoff, Plugin};
+use super::backoff::Backoff;
+use super::plugin::Plugin;
 use super::service::{OPTIONS, Service};
 use super::status::RegistrationFailure;
 use super::stream::StreamLog;
 use crate::kubelet::proto::v1beta1::device_plugin_server::DevicePluginServer;
 use crate::kubelet::register;
-use crate::kubelet::server::UdsServer;
-use crate::kubelet::socket::{SocketError, SocketId, bind, remove_own};
+use crate::uds::server::UdsServer;
+use crate::uds::socket::{SocketError, SocketId, bind, remove_own};
 
 /// Why a session ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,19 +60,20 @@ impl End {
         let (code, message) = match self {
             Self::Stop => return None,
             Self::SocketLost => {
-                ("socket_lost", "the socket was removed: it is made again and registered again")
+                (Code::SocketLost, "the socket was removed: it is made again and registered again")
             }
             Self::KubeletRestarted => {
-                ("kubelet_restarted", "the kubelet was started again: registering again")
+                (Code::KubeletRestarted, "the kubelet was started again: registering again")
             }
-            Self::StreamEnded => ("stream_ended", "the kubelet ended ListAndWatch: registering again"),
+            Self::StreamEnded => (Code::StreamEnded, "the kubelet ended ListAndWatch: registering again"),
             Self::NoStream => (
-                "no_stream",
+                Code::NoStream,
                 "the kubelet accepted the registration but does not watch: registering again \
-                 (a kubelet older than 1.26 cannot be served, see its log for PROTOCOL_ERROR)",
+                 (its log says why; PROTOCOL_ERROR there: it names the socket's path as the authority of its calls, as \
+                 kubelets before 1.26 do, and cannot be served)",
             ),
         };
-        Some(RegistrationFailure { code: code.to_owned(), message: message.to_owned(), retryable: true })
+        Some(RegistrationFailure { code, message: message.to_owned(), retryable: true })
     }
 }
 

@@ -1,20 +1,17 @@
 //! How each resource stands with the kubelet, published.
 
 use std::collections::BTreeMap;
-use std::error::Error;
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
+use reason::{Code, Coded, Reason};
+use serde::Serialize;
 use tokio::sync::watch;
-
-use crate::kubelet::RegisterError;
-use crate::kubelet::socket::SocketError;
 
 /// The state of every advertised resource, by resource name.
 pub type Registrations = BTreeMap<String, Registration>;
 
 /// How one resource stands with the kubelet.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Registration {
     /// The socket's file name in `device-plugins/`.
     pub socket: String,
@@ -27,7 +24,7 @@ pub struct Registration {
 }
 
 /// Where a resource stands. `Unregistered → Accepted → Watched`, and from each back to `Unregistered`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RegistrationState {
     /// Not registered: not yet, or no longer. It is being tried, see `failure`.
@@ -39,38 +36,21 @@ pub enum RegistrationState {
 }
 
 /// What went wrong, as data.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct RegistrationFailure {
-    /// A stable name: `code()` of the error, or the reason a session ended.
-    pub code: String,
+    /// `code()` of the error, or the reason a session ended.
+    pub code: Code,
     /// The error with all its causes.
     pub message: String,
     /// Whether it can get better without anyone doing something. It is tried again in any case.
     pub retryable: bool,
 }
 
-impl From<&RegisterError> for RegistrationFailure {
-    fn from(error: &RegisterError) -> Self {
-        Self { code: error.code().to_owned(), message: chain(error), retryable: error.retryable() }
+impl<E: Coded + 'static> From<&E> for RegistrationFailure {
+    fn from(error: &E) -> Self {
+        let Reason { code, message } = error.reason();
+        Self { code, message, retryable: error.retryable() }
     }
-}
-
-impl From<&SocketError> for RegistrationFailure {
-    fn from(error: &SocketError) -> Self {
-        Self { code: error.code().to_owned(), message: chain(error), retryable: error.retryable() }
-    }
-}
-
-/// An error with its sources, each said once.
-fn chain(error: &(dyn Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    text
 }
 
 /// One resource's line in the published table.

@@ -3,23 +3,22 @@
 //! | socket | who serves it | here |
 //! |---|---|---|
 //! | `device-plugins/kubelet.sock` | the kubelet | [`register`]; [`PluginDir`] sees it come and go |
-//! | `device-plugins/vfiod-*.sock` | vfiod | the wire plumbing ([`socket`], `server`); the plugin itself is [`crate::device_plugin`] |
+//! | `device-plugins/vfiod-*.sock` | vfiod | [`crate::device_plugin`] |
 //! | `pod-resources/kubelet.sock` | the kubelet | [`list`] |
+//!
+//! What goes over the sockets is [`crate::uds`]'s.
 //!
 //! Facts: kubelet `pkg/kubelet/cm/devicemanager` and `pkg/kubelet/apis/podresources`, KEP-3573, KEP-606.
 
-pub mod dial;
 mod plugin_dir;
 mod pod_resources;
 pub mod proto;
 mod registration;
-pub(crate) mod server;
-pub mod socket;
 
 use std::path::{Path, PathBuf};
 
 pub use self::plugin_dir::{PluginDir, PluginDirSettings, PluginDirState};
-pub use self::pod_resources::{Allocation, PodResources, PodResourcesError, list};
+pub use self::pod_resources::{Allocation, Claim, PodResources, PodResourcesError, list};
 pub use self::registration::{PluginOptions, RegisterError, register};
 
 /// The kubelet's root directory, below which all its sockets are.

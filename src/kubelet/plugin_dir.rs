@@ -26,8 +26,8 @@ use tokio::net::unix::pipe::Receiver;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-use super::socket::SocketId;
 use super::{KUBELET_SOCKET, KubeletDir};
+use crate::uds::socket::SocketId;
 
 /// What was last seen in the directory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -5,11 +5,12 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use reason::{Code, Coded};
 use serde::{Deserialize, Serialize};
 
 use super::KubeletDir;
-use super::dial::{DialError, dial};
 use super::proto::v1;
+use crate::uds::dial::{DialError, dial};
 
 /// The largest answer taken, in bytes. gRPC's own limit of 4 MiB is too small for a node with hundreds of pods
 /// and thousands of device ids; this one only guards against a broken server.
@@ -30,21 +31,47 @@ pub struct Allocation {
     pub ids: Vec<String>,
 }
 
-/// The kubelet's answer, or why there is none. **Not known is in use**: only `Known` without an id and `NoPods`
-/// say that a device is free.
-#[derive(Debug)]
-pub enum PodResources {
-    /// All that pods have, sorted. Includes resources of other plugins.
-    Known(Vec<Allocation>),
-    /// The kubelet's root has no `pod-resources/` at all: no kubelet has ever run here, so there are no pods.
-    NoPods,
-    /// The kubelet could not be asked.
-    Unknown(PodResourcesError),
+/// What a container of a pod has by one resource claim (DRA, KEP-3063; in PodResources since KEP-3695): one entry a device
+/// of the claim.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Claim {
+    /// The pod's namespace.
+    pub namespace: String,
+    /// The pod's name.
+    pub pod: String,
+    /// The container's name.
+    pub container: String,
+    /// The claim's name.
+    pub claim: String,
+    /// The driver that serves it.
+    pub driver: String,
+    /// The device in the driver's pool.
+    pub device: String,
+    /// The CDI devices that the container gets by it, sorted.
+    pub cdi: Vec<String>,
+}
+
+/// All that pods have, sorted. Includes resources of other plugins and drivers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PodResources {
+    /// By device plugins.
+    pub allocations: Vec<Allocation>,
+    /// By claims.
+    pub claims: Vec<Claim>,
 }
 
 /// Why the kubelet could not be asked.
 #[derive(Debug, thiserror::Error)]
 pub enum PodResourcesError {
+    /// There is no `pod-resources/` at all.
+    #[error(
+        "{path} is not there, so which pods have devices is not known: mount the kubelet's pod-resources directory, or name \
+         the kubelet's root with --kubelet-dir; on a machine without a kubelet give --no-kubernetes"
+    )]
+    Absent {
+        /// The directory.
+        path: PathBuf,
+    },
     /// The directory could not be looked at.
     #[error(
         "cannot look at {path}: mount the kubelet's pod-resources directory into vfiod's container, readable"
@@ -82,23 +109,19 @@ pub enum PodResourcesError {
     },
 }
 
-impl PodResourcesError {
-    /// A stable name for metrics and conditions.
-    #[must_use]
-    pub fn code(&self) -> &'static str {
+impl Coded for PodResourcesError {
+    fn code(&self) -> Code {
         match self {
-            Self::Inspect { .. } => "pod_resources_inspect",
-            Self::Dial { .. } => "pod_resources_unreachable",
-            Self::Refused { .. } => "pod_resources_refused",
-            Self::Deadline { .. } => "pod_resources_deadline",
+            Self::Absent { .. } | Self::Inspect { .. } => Code::PodResourcesAbsent,
+            Self::Dial { .. } => Code::PodResourcesUnreachable,
+            Self::Refused { .. } => Code::PodResourcesRefused,
+            Self::Deadline { .. } => Code::PodResourcesDeadline,
         }
     }
 
-    /// Whether the same call can succeed later without anyone changing the configuration.
-    #[must_use]
-    pub fn retryable(&self) -> bool {
+    fn retryable(&self) -> bool {
         match self {
-            Self::Inspect { .. } => false,
+            Self::Absent { .. } | Self::Inspect { .. } => false,
             Self::Dial { source } => source.retryable(),
             // ResourceExhausted is the kubelet's rate limit (100 a second).
             Self::Refused { source, .. } => source.code() != tonic::Code::Unimplemented,
@@ -109,14 +132,18 @@ impl PodResourcesError {
 
 /// Asks the kubelet what every pod has (`v1.PodResourcesLister/List`), within `deadline`.
 ///
-/// A missing socket, a refused connection, a time-out or an error is [`PodResources::Unknown`]; only a kubelet root
-/// without `pod-resources/` is [`PodResources::NoPods`]. Recent kubelets list active pods only.
-pub async fn list(kubelet: &KubeletDir, deadline: Duration) -> PodResources {
+/// **Not known is in use**: no error says that a device is free. Recent kubelets list active pods only.
+///
+/// # Errors
+/// See [`PodResourcesError`]. Whether [`PodResourcesError::Absent`] means that there are no pods is the caller's to know.
+pub async fn list(kubelet: &KubeletDir, deadline: Duration) -> Result<PodResources, PodResourcesError> {
     let directory = kubelet.pod_resources_dir();
     match tokio::fs::symlink_metadata(&directory).await {
         Ok(_) => {}
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return PodResources::NoPods,
-        Err(source) => return PodResources::Unknown(PodResourcesError::Inspect { path: directory, source }),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return Err(PodResourcesError::Absent { path: directory });
+        }
+        Err(source) => return Err(PodResourcesError::Inspect { path: directory, source }),
     }
     let socket = kubelet.pod_resources_socket();
     let attempt = async {
@@ -128,13 +155,41 @@ pub async fn list(kubelet: &KubeletDir, deadline: Duration) -> PodResources {
             .map_err(|status| PodResourcesError::Refused { socket: socket.clone(), source: Box::new(status) })
     };
     match tokio::time::timeout(deadline, attempt).await {
-        Ok(Ok(answer)) => PodResources::Known(allocations(answer.into_inner())),
-        Ok(Err(error)) => PodResources::Unknown(error),
-        Err(_) => PodResources::Unknown(PodResourcesError::Deadline {
-            socket: kubelet.pod_resources_socket(),
-            deadline,
-        }),
+        Ok(answer) => {
+            let answer = answer?.into_inner();
+            Ok(PodResources { claims: claims(&answer), allocations: allocations(answer) })
+        }
+        Err(_) => Err(PodResourcesError::Deadline { socket: kubelet.pod_resources_socket(), deadline }),
     }
+}
+
+/// The claims of an answer as plain, sorted data.
+fn claims(answer: &v1::ListPodResourcesResponse) -> Vec<Claim> {
+    let containers =
+        answer.pod_resources.iter().flat_map(|pod| pod.containers.iter().map(move |one| (pod, one)));
+    let mut all: Vec<Claim> = containers
+        .flat_map(|(pod, container)| {
+            container.dynamic_resources.iter().flat_map(move |dynamic| {
+                dynamic.claim_resources.iter().map(move |resource| {
+                    let mut cdi: Vec<_> =
+                        resource.cdi_devices.iter().map(|device| device.name.clone()).collect();
+                    cdi.sort_unstable();
+                    Claim {
+                        namespace: pod.namespace.clone(),
+                        pod: pod.name.clone(),
+                        container: container.name.clone(),
+                        claim: dynamic.claim_name.clone(),
+                        driver: resource.driver_name.clone(),
+                        device: resource.device_name.clone(),
+                        cdi,
+                    }
+                })
+            })
+        })
+        .collect();
+    all.sort_unstable();
+    all.dedup();
+    all
 }
 
 /// The devices of an answer as plain, sorted data: one entry a container and resource, though a kubelet sends one

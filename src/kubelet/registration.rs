@@ -3,9 +3,11 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use reason::{Code, Coded};
+
 use super::KubeletDir;
-use super::dial::{DialError, dial};
 use super::proto::v1beta1;
+use crate::uds::dial::{DialError, dial};
 
 /// What a plugin tells the kubelet about itself. In force is what the plugin's `GetDevicePluginOptions`
 /// answers; the registration repeats it.
@@ -61,20 +63,16 @@ pub enum RegisterError {
     },
 }
 
-impl RegisterError {
-    /// A stable name for metrics and conditions.
-    #[must_use]
-    pub fn code(&self) -> &'static str {
+impl Coded for RegisterError {
+    fn code(&self) -> Code {
         match self {
-            Self::Dial { .. } => "kubelet_unreachable",
-            Self::Refused { .. } => "registration_refused",
-            Self::Deadline { .. } => "registration_deadline",
+            Self::Dial { .. } => Code::KubeletUnreachable,
+            Self::Refused { .. } => Code::RegistrationRefused,
+            Self::Deadline { .. } => Code::RegistrationDeadline,
         }
     }
 
-    /// Whether the same call can succeed later without anyone changing the configuration.
-    #[must_use]
-    pub fn retryable(&self) -> bool {
+    fn retryable(&self) -> bool {
         match self {
             Self::Dial { source, .. } => source.retryable(),
             // A kubelet answers Unknown to all it does not like, a failed dial of the plugin among it.

@@ -1,11 +1,12 @@
 //! What can go wrong with the stand-in.
 
+use reason::{Code, Coded};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::state::StandinState;
-use crate::kubelet::socket::SocketError;
+use crate::uds::socket::SocketError;
 
 /// Why the stand-in kubelet could not do something.
 #[derive(Debug, thiserror::Error)]
@@ -68,31 +69,6 @@ impl StandinError {
         Self::Directory { path: path.to_path_buf(), source }
     }
 
-    /// A stable name.
-    #[must_use]
-    pub fn code(&self) -> &'static str {
-        match self {
-            Self::Directory { .. } => "standin_directory",
-            Self::Serve { .. } => "standin_serve",
-            Self::Deadline { .. } => "standin_deadline",
-            Self::NoPlugin { .. } => "standin_no_plugin",
-            Self::TooFew { .. } => "standin_too_few",
-            Self::Refused { .. } => "standin_refused",
-        }
-    }
-
-    /// Whether the same call can succeed later without anyone changing the configuration.
-    #[must_use]
-    pub fn retryable(&self) -> bool {
-        match self {
-            Self::Directory { .. } => false,
-            Self::Serve { source } => source.retryable(),
-            Self::Deadline { .. } | Self::NoPlugin { .. } | Self::TooFew { .. } | Self::Refused { .. } => {
-                true
-            }
-        }
-    }
-
     /// The plugin's gRPC status, where it refused.
     #[must_use]
     pub fn status(&self) -> Option<&tonic::Status> {
@@ -103,6 +79,29 @@ impl StandinError {
             | Self::Deadline { .. }
             | Self::NoPlugin { .. }
             | Self::TooFew { .. } => None,
+        }
+    }
+}
+
+impl Coded for StandinError {
+    fn code(&self) -> Code {
+        match self {
+            Self::Directory { .. } => Code::SocketNoDirectory,
+            Self::Serve { source } => source.code(),
+            Self::Deadline { .. } => Code::SocketDeadline,
+            Self::NoPlugin { .. } => Code::NotRegistered,
+            Self::TooFew { .. } => Code::UnknownDevice,
+            Self::Refused { .. } => Code::RegistrationRefused,
+        }
+    }
+
+    fn retryable(&self) -> bool {
+        match self {
+            Self::Directory { .. } => false,
+            Self::Serve { source } => source.retryable(),
+            Self::Deadline { .. } | Self::NoPlugin { .. } | Self::TooFew { .. } | Self::Refused { .. } => {
+                true
+            }
         }
     }
 }

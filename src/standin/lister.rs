@@ -84,16 +84,30 @@ impl PodResourcesLister for Lister {
 
 /// The allocations as a kubelet lists them.
 fn pods(state: &StandinState) -> Vec<v1::PodResources> {
-    type Containers<'a> = BTreeMap<&'a str, Vec<v1::ContainerDevices>>;
+    type Containers<'a> = BTreeMap<&'a str, v1::ContainerResources>;
     let mut pods: BTreeMap<(&str, &str), Containers<'_>> = BTreeMap::new();
     for one in &state.allocations {
-        pods.entry((&one.namespace, &one.pod)).or_default().entry(&one.container).or_default().push(
-            v1::ContainerDevices {
-                resource_name: one.resource.clone(),
-                device_ids: one.ids.clone(),
-                topology: None,
-            },
-        );
+        let container =
+            pods.entry((&one.namespace, &one.pod)).or_default().entry(&one.container).or_default();
+        container.devices.push(v1::ContainerDevices {
+            resource_name: one.resource.clone(),
+            device_ids: one.ids.clone(),
+            topology: None,
+        });
+    }
+    for one in &state.claims {
+        let container =
+            pods.entry((&one.namespace, &one.pod)).or_default().entry(&one.container).or_default();
+        container.dynamic_resources.push(v1::DynamicResource {
+            claim_name: one.claim.clone(),
+            claim_namespace: one.namespace.clone(),
+            claim_resources: vec![v1::ClaimResource {
+                cdi_devices: one.cdi.iter().map(|name| v1::CdiDevice { name: name.clone() }).collect(),
+                driver_name: one.driver.clone(),
+                device_name: one.device.clone(),
+                ..Default::default()
+            }],
+        });
     }
     pods.into_iter()
         .map(|((namespace, name), containers)| v1::PodResources {
@@ -101,11 +115,7 @@ fn pods(state: &StandinState) -> Vec<v1::PodResources> {
             namespace: namespace.to_owned(),
             containers: containers
                 .into_iter()
-                .map(|(name, devices)| v1::ContainerResources {
-                    name: name.to_owned(),
-                    devices,
-                    ..Default::default()
-                })
+                .map(|(name, container)| v1::ContainerResources { name: name.to_owned(), ..container })
                 .collect(),
             ..Default::default()
         })

@@ -30,11 +30,11 @@ use tonic::service::Routes;
 
 use self::lister::Lister;
 use self::plugins::{Clients, Registry};
-use crate::kubelet::KubeletDir;
 use crate::kubelet::proto::v1::pod_resources_lister_server::PodResourcesListerServer;
 use crate::kubelet::proto::v1beta1::registration_server::RegistrationServer;
-use crate::kubelet::server::UdsServer;
-use crate::kubelet::socket::{Bound, SocketId, bind, remove_own};
+use crate::kubelet::{Claim, KubeletDir};
+use crate::uds::server::UdsServer;
+use crate::uds::socket::{Bound, SocketId, bind, remove_own};
 
 pub use self::allocate::{Allocated, Want};
 pub use self::error::StandinError;
@@ -197,9 +197,17 @@ impl StandinKubelet {
         allocate::allocate(&self.shared, pod, container, resource, want).await
     }
 
+    /// A container of a pod has a device by a resource claim from now on, as PodResources lists it.
+    pub fn claim(&self, claim: Claim) {
+        self.shared.state.send_modify(|state| state.claims.push(claim));
+    }
+
     /// A pod has ended: all it had is free. The plugins are not told, as with a kubelet.
     pub fn pod_gone(&self, pod: &PodName) {
-        self.shared.state.send_modify(|state| state.allocations.retain(|one| !pod.has(one)));
+        self.shared.state.send_modify(|state| {
+            state.allocations.retain(|one| !pod.has(one));
+            state.claims.retain(|one| !pod.claims(one));
+        });
     }
 
     /// Lets PodResources behave otherwise from now on.

@@ -11,10 +11,10 @@ use tonic::{Request, Response, Status};
 
 use super::Shared;
 use super::state::{DeviceState, ResourceState};
-use crate::kubelet::dial::dial;
 use crate::kubelet::proto::v1beta1;
 use crate::kubelet::proto::v1beta1::device_plugin_client::DevicePluginClient;
 use crate::kubelet::proto::v1beta1::registration_server::Registration;
+use crate::uds::dial::dial;
 
 /// The connection to the plugin of a resource.
 #[derive(Clone, Debug)]

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::kubelet::Allocation;
+use crate::kubelet::{Allocation, Claim};
 
 /// Everything the stand-in knows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -11,6 +11,8 @@ pub struct StandinState {
     pub resources: BTreeMap<String, ResourceState>,
     /// Who has what; kept over a restart.
     pub allocations: Vec<Allocation>,
+    /// Who has what by resource claims; kept over a restart.
+    pub claims: Vec<Claim>,
     /// Devices that a plugin is being asked for, by resource and id: nobody else gets them, and they are not listed yet.
     pub asked_for: BTreeSet<(String, String)>,
     /// How many registrations each resource has had over all its lives.
@@ -83,5 +85,9 @@ impl PodName {
 
     pub(super) fn has(&self, allocation: &Allocation) -> bool {
         allocation.namespace == self.namespace && allocation.pod == self.name
+    }
+
+    pub(super) fn claims(&self, claim: &Claim) -> bool {
+        claim.namespace == self.namespace && claim.pod == self.name
     }
 }

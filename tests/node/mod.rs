@@ -4,14 +4,16 @@
 pub mod stage;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
     process::{Command, Output},
 };
 
+use decide::inventory::Inventory;
 use serde_json::Value;
 use tempfile::TempDir;
 use vfio::{
+    child::Reader,
     pci::{self, Address},
     sim::{Profile, Simulation, profile::ProfileFunction},
 };
@@ -46,6 +48,12 @@ pub fn scratch() -> TempDir {
 
 pub fn vfiod() -> PathBuf {
     PathBuf::from(env!("CARGO_BIN_EXE_vfiod"))
+}
+
+/// A look at the node, taken in this process.
+pub fn look_at(node: &Node) -> Inventory {
+    let host = node.sim.host();
+    vfiod::observe::observe(host, &mut Reader::here(host), &BTreeSet::new()).unwrap()
 }
 
 pub fn address(text: &str) -> Address {

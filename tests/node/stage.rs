@@ -8,6 +8,11 @@ use std::{
     time::{Duration, Instant},
 };
 
+use decide::{
+    consumer::Consumer,
+    names::Naming,
+    wish::{Desired, Wish, WorkloadType},
+};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -21,19 +26,18 @@ use vfio::{
     write::Write,
 };
 use vfiod::{
-    agent::{Service, Settings},
+    agent::{Service, Settings, Tuning},
     cli::{KERNEL_READER, KERNEL_WRITER},
-    desired::{Consumer, Desired, WorkloadType},
     device_plugin,
     journal::Store,
     kubelet::{
         KubeletDir,
-        dial::dial,
         proto::v1beta1::{self, device_plugin_client::DevicePluginClient},
     },
-    offers::Naming,
+    pods::IfAbsent,
     standin::{PodName, StandinKubelet, StandinOptions, StandinState},
     status::{self, Status},
+    uds::dial::dial,
 };
 
 use super::{Node, address, function, vfiod};
@@ -59,8 +63,12 @@ pub async fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T
     }
 }
 
-pub fn wish(workload_type: WorkloadType) -> Desired {
+pub fn desired(workload_type: WorkloadType) -> Desired {
     Desired { workload_type, consumer: Consumer::Kubevirt, adopt_boot_bound: false }
+}
+
+pub fn wish(workload_type: WorkloadType) -> Wish {
+    Wish::Clear(desired(workload_type))
 }
 
 pub fn pod(name: &str) -> PodName {
@@ -202,14 +210,20 @@ pub fn settings(node: &Node) -> Settings {
     Settings {
         host: node.sim.host().clone(),
         kubelet: node.kubelet_dir(),
+        if_absent: IfAbsent::Unknown,
         store: Store::new(&node.dir.path().join("var/lib/vfiod")),
         writer: child(KERNEL_WRITER),
         reader: child(KERNEL_READER),
-        naming: Naming::default(),
-        hold_grace: LIMIT,
-        rescan: Duration::from_millis(100),
-        blocked_retry: Duration::from_millis(50),
-        pod_resources_deadline: LIMIT,
+        tuning: Tuning {
+            naming: Naming::default(),
+            write_deadline: LIMIT,
+            hold_grace: LIMIT,
+            rescan: Duration::from_millis(100),
+            blocked_retry: Duration::from_millis(50),
+            pod_resources_deadline: LIMIT,
+            pods_silence: Duration::from_secs(10),
+            flap_pause: Duration::from_millis(10),
+        },
     }
 }
 
@@ -236,14 +250,14 @@ impl Stage {
         let mut settings = settings(&node);
         change(&mut settings);
         let plugins = device_plugin::Settings::default();
-        let service = Service::start(settings, plugins, wish(first), &node.socket()).unwrap();
+        let service = Service::start(settings, plugins, desired(first), &node.socket()).unwrap();
         Self { node, kubelet, service }
     }
 
     /// Ends the agent and starts another, with the same wish.
     pub async fn again(self, change: impl FnOnce(&mut Settings)) -> Self {
         let Self { node, kubelet, service } = self;
-        let present = service.wish.borrow().clone();
+        let Wish::Clear(present) = service.wish.borrow().clone() else { panic!("an unclear wish") };
         timeout(LIMIT, service.stop()).await.unwrap();
         let mut settings = settings(&node);
         change(&mut settings);
@@ -310,7 +324,7 @@ impl Stage {
 /// The codes of the reasons of one group.
 pub fn group_codes(status: &Status, group: u32) -> Vec<&'static str> {
     let groups = status.groups.iter().filter(|found| found.group == Some(group));
-    groups.flat_map(|found| found.reasons.iter().map(|reason| reason.code)).collect()
+    groups.flat_map(|found| found.reasons.iter().map(|reason| reason.code.as_str())).collect()
 }
 
 /// The text of the reasons of one group.
@@ -321,8 +335,8 @@ pub fn group_text(status: &Status, group: u32) -> String {
 
 /// The codes of the reasons against one offer.
 pub fn offer_codes(status: &Status, id: &str) -> Vec<&'static str> {
-    let offers = status.offers.iter().filter(|offer| offer.id == address(id));
-    offers.flat_map(|offer| offer.reasons.iter().map(|reason| reason.code)).collect()
+    let offers = status.offers.iter().filter(|offer| offer.id == address(id).into());
+    offers.flat_map(|offer| offer.reasons.iter().map(|reason| reason.code.as_str())).collect()
 }
 
 /// The real agent, as a process.

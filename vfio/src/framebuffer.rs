@@ -6,7 +6,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt, fs, io,
+    fmt, io,
 };
 
 use serde::Serialize;
@@ -127,7 +127,7 @@ pub fn framebuffers(host: &Host) -> Framebuffers {
             Ok(names) => {
                 // Beside its files (bind, unbind, uevent, module) a driver has a link for each device: NAME.NUMBER.
                 for device in names.into_iter().filter(|name| name.contains("framebuffer.")) {
-                    let path = fs::canonicalize(dir.join(&device)).unwrap_or_default();
+                    let path = host.real_path(&dir.join(&device)).ok().flatten().unwrap_or_default();
                     let bound = PlatformDevice { driver: driver.to_owned(), device: printable(&device) };
                     // Since Linux 6.9 the device is below its PCI function (`sysfb_parent_dev`).
                     match path.iter().rev().find_map(|name| name.to_str()?.parse().ok()) {
@@ -187,7 +187,7 @@ fn is_framebuffer(name: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::symlink;
+    use std::{fs, os::unix::fs::symlink, path::Path};
 
     use proptest::prelude::*;
 
@@ -278,7 +278,8 @@ e0000000-efffffff : 0000:02:00.0
         fs::create_dir_all(root.join("sys/devices/platform/efi-framebuffer.0")).unwrap();
         fs::create_dir_all(&driver).unwrap();
         fs::create_dir_all(driver.with_file_name("efi-framebuffer")).unwrap();
-        symlink(root.join(below), driver.join("simple-framebuffer.0")).unwrap();
+        // An absolute link is meant below the root.
+        symlink(Path::new("/").join(below), driver.join("simple-framebuffer.0")).unwrap();
         symlink("../../../../devices/platform", driver.join("module")).unwrap();
         symlink(
             "../../../../devices/platform/efi-framebuffer.0",

@@ -1,13 +1,34 @@
 //! Where a host's kernel is met: its four roots, and how they are read. Writing goes through [`crate::child`].
+//!
+//! Below another root than `/`, no link leaves it.
+
+mod below;
+#[cfg(test)]
+mod tests;
 
 use std::{
-    fs,
+    fmt,
+    fs::{self, File},
     io::{self, Read},
-    os::unix::fs::{FileTypeExt, MetadataExt},
+    os::{
+        fd::OwnedFd,
+        unix::fs::{FileTypeExt, MetadataExt},
+    },
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
-use nix::sys::statfs::{SYSFS_MAGIC, statfs};
+use below::Root;
+use nix::{
+    dir::Dir,
+    errno::Errno,
+    fcntl::{OFlag, open, openat, readlinkat},
+    sys::{
+        stat::Mode,
+        statfs::{SYSFS_MAGIC, fstatfs},
+    },
+};
+use reason::{Code, Coded};
 
 use crate::pci::Address;
 
@@ -21,10 +42,27 @@ pub enum Kernel {
 }
 
 /// A host: the places where its kernel shows and takes things, all below one root.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone)]
 pub struct Host {
     root: PathBuf,
     kernel: Kernel,
+    /// The root where it is not this process's own; else paths are what they are.
+    other: Option<Arc<Root>>,
+}
+
+/// Two are the same that have the same root.
+impl PartialEq for Host {
+    fn eq(&self, other: &Self) -> bool {
+        (&self.root, self.kernel) == (&other.root, other.kernel)
+    }
+}
+
+impl Eq for Host {}
+
+impl fmt::Debug for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Host").field("root", &self.root).field("kernel", &self.kernel).finish()
+    }
 }
 
 /// A read from the kernel that failed.
@@ -51,11 +89,22 @@ impl ReadError {
     }
 }
 
+impl Coded for ReadError {
+    fn code(&self) -> Code {
+        Code::ReadFailed
+    }
+
+    /// What is forbidden stays so; all else may have been a matter of that moment.
+    fn retryable(&self) -> bool {
+        self.kind != io::ErrorKind::PermissionDenied
+    }
+}
+
 /// A root below which no host lives.
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
     /// `sys` is not there.
-    #[error("no host below {root}: {path} cannot be looked at: {source}; give --root a directory that holds sys, dev and proc", root = root.display(), path = path.display())]
+    #[error("no host below {root}: {path} cannot be looked at; give --root a directory that holds sys, dev and proc", root = root.display(), path = path.display())]
     NoSys {
         /// The root.
         root: PathBuf,
@@ -67,6 +116,20 @@ pub enum HostError {
     /// The machine's own `/sys` is no sysfs.
     #[error("/sys is not a sysfs: mount it, or name another root with --root")]
     SystemWithoutSysfs,
+}
+
+impl Coded for HostError {
+    fn code(&self) -> Code {
+        match self {
+            Self::NoSys { .. } | Self::SystemWithoutSysfs => Code::NoHost,
+        }
+    }
+
+    fn retryable(&self) -> bool {
+        match self {
+            Self::NoSys { .. } | Self::SystemWithoutSysfs => false,
+        }
+    }
 }
 
 /// What tells one open device node from another: a device number, or in a simulated tree the plain file that stands for it.
@@ -100,12 +163,24 @@ impl Host {
         // The writer runs in another directory: a relative root would mean another place there.
         let root = std::path::absolute(&root).unwrap_or(root);
         let path = root.join("sys");
-        let kind = match statfs(&path) {
-            Ok(stat) => stat.filesystem_type(),
-            Err(errno) => return Err(HostError::NoSys { root, path, source: errno.into() }),
-        };
-        let kernel = if kind == SYSFS_MAGIC { Kernel::Real } else { Kernel::Simulated };
-        Ok(Self { root, kernel })
+        let no_sys = |source| HostError::NoSys { root: root.clone(), path: path.clone(), source };
+        let is_own = root.parent().is_none();
+        let other = if is_own { None } else { Some(Arc::new(Root::at(&root).map_err(no_sys)?)) };
+        let mut host = Self { root: root.clone(), kernel: Kernel::Simulated, other };
+        // Nothing is held open before the first look: a child closes what it inherited, after its host was made.
+        let sys = host.unheld().open(&path, OFlag::O_PATH).map_err(no_sys)?;
+        let kind = fstatfs(sys).map_err(|errno| no_sys(errno.into()))?.filesystem_type();
+        if kind == SYSFS_MAGIC {
+            host.kernel = Kernel::Real;
+        }
+        Ok(host)
+    }
+
+    /// The same host, with nothing of it held open between two looks. Another root than `/` is held open else: a process that
+    /// may be left behind, blocked in the kernel, shall not keep a mount.
+    #[must_use]
+    pub fn unheld(&self) -> Self {
+        Self { other: self.other.as_ref().map(|root| Arc::new(root.unheld())), ..self.clone() }
     }
 
     /// The root that all paths are below; `/` for the system itself.
@@ -157,13 +232,33 @@ impl Host {
         self.read(&self.proc("sys/kernel/random/boot_id")).unwrap_or_default().trim().to_owned()
     }
 
+    /// Opens what `path` leads to, links followed and none of them out of the root.
+    fn open(&self, path: &Path, flags: OFlag) -> io::Result<OwnedFd> {
+        match &self.other {
+            None => Ok(open(path, flags | OFlag::O_CLOEXEC, Mode::empty())?),
+            // What is not below the root is the host's own spelling.
+            Some(root) => root.open(path.strip_prefix(&self.root).unwrap_or(path), flags),
+        }
+    }
+
+    /// Opens the directory that holds `path`, so that the link `path` itself can be looked at.
+    fn open_parent(&self, path: &Path) -> io::Result<OwnedFd> {
+        self.open(path.parent().unwrap_or(path), OFlag::O_PATH | OFlag::O_DIRECTORY)
+    }
+
+    /// Opens a file of the kernel's, to be written or to be read by the kernel itself: for the writer's child alone.
+    pub(crate) fn open_for(&self, path: &Path, access: OFlag) -> io::Result<File> {
+        self.open(path, access).map(File::from)
+    }
+
     /// Reads a file of the kernel's as text (lossy: a kernel string is bytes).
     ///
     /// # Errors
     /// With path and cause.
     pub fn read(&self, path: &Path) -> Result<String, ReadError> {
-        let bytes = fs::read(path).map_err(|e| ReadError::new("read", path, &e))?;
-        Ok(String::from_utf8_lossy(&bytes).into_owned())
+        let bytes = self.bytes(path, usize::MAX)?;
+        Ok(String::from_utf8(bytes)
+            .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
     }
 
     /// Reads the first `most` bytes of a file of the kernel's.
@@ -172,10 +267,24 @@ impl Host {
     /// With path and cause.
     pub fn bytes(&self, path: &Path, most: usize) -> Result<Vec<u8>, ReadError> {
         let failed = |e: io::Error| ReadError::new("read", path, &e);
+        let file = File::from(self.open(path, OFlag::O_RDONLY).map_err(failed)?);
         let mut bytes = Vec::new();
-        let file = fs::File::open(path).map_err(failed)?;
         file.take(u64::try_from(most).unwrap_or(u64::MAX)).read_to_end(&mut bytes).map_err(failed)?;
         Ok(bytes)
+    }
+
+    /// Opens a plain file for reading; nothing where `path` leads to something else (a pipe would block, a device may act), which
+    /// is not opened.
+    ///
+    /// # Errors
+    /// As the system has it.
+    pub fn plain_file(&self, path: &Path) -> io::Result<Option<File>> {
+        if !File::from(self.open(path, OFlag::O_PATH)?).metadata()?.is_file() {
+            return Ok(None);
+        }
+        // Should something else have taken its place meanwhile, the open does not wait for it.
+        let file = File::from(self.open(path, OFlag::O_RDONLY | OFlag::O_NONBLOCK)?);
+        Ok(file.metadata()?.is_file().then_some(file))
     }
 
     /// As [`Host::read`], with nothing for a file that is not there.
@@ -196,11 +305,14 @@ impl Host {
     /// With path and cause.
     pub fn list(&self, path: &Path) -> Result<Vec<String>, ReadError> {
         let failed = |e: io::Error| ReadError::new("list", path, &e);
-        let mut names = fs::read_dir(path)
-            .map_err(failed)?
-            .map(|entry| entry.map(|e| e.file_name().to_string_lossy().into_owned()))
-            .collect::<Result<Vec<_>, _>>()
-            .map_err(failed)?;
+        let directory = self.open(path, OFlag::O_RDONLY | OFlag::O_DIRECTORY).map_err(failed)?;
+        let mut names = Dir::from_fd(directory)
+            .map_err(|errno| failed(errno.into()))?
+            .into_iter()
+            .map(|entry| entry.map(|entry| entry.file_name().to_string_lossy().into_owned()))
+            .filter(|name| !matches!(name.as_deref(), Ok("." | "..")))
+            .collect::<Result<Vec<_>, Errno>>()
+            .map_err(|errno| failed(errno.into()))?;
         names.sort();
         Ok(names)
     }
@@ -210,7 +322,13 @@ impl Host {
     /// # Errors
     /// With path and cause, for any failure but absence.
     pub fn link(&self, path: &Path) -> Result<Option<PathBuf>, ReadError> {
-        match fs::read_link(path) {
+        let target = match (path.file_name(), &self.other) {
+            (Some(name), Some(_)) => {
+                self.open_parent(path).and_then(|parent| Ok(PathBuf::from(readlinkat(parent, name)?)))
+            }
+            _ => fs::read_link(path),
+        };
+        match target {
             Ok(target) => Ok(Some(target)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(ReadError::new("follow", path, &error)),
@@ -226,13 +344,53 @@ impl Host {
         Ok(target.and_then(|target| Some(target.file_name()?.to_string_lossy().into_owned())))
     }
 
+    /// Checks that there is something at `path`, links followed.
+    ///
+    /// # Errors
+    /// With path and cause.
+    pub fn look_at(&self, path: &Path) -> Result<(), ReadError> {
+        self.open(path, OFlag::O_PATH).map(drop).map_err(|error| ReadError::new("look at", path, &error))
+    }
+
+    /// Whether there is something at `path`, links followed. What cannot be looked at counts as there.
+    #[must_use]
+    pub fn exists(&self, path: &Path) -> bool {
+        match self.open(path, OFlag::O_PATH) {
+            Ok(_) => true,
+            Err(error) => !matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory),
+        }
+    }
+
+    /// Whether `path` leads to a directory.
+    #[must_use]
+    pub fn is_dir(&self, path: &Path) -> bool {
+        self.open(path, OFlag::O_PATH | OFlag::O_DIRECTORY).is_ok()
+    }
+
+    /// Where `path` leads with all links followed, as the host names it (`/sys/devices/...`, without the root), or nothing
+    /// where it leads nowhere.
+    ///
+    /// # Errors
+    /// With path and cause, for any failure but absence.
+    pub fn real_path(&self, path: &Path) -> Result<Option<PathBuf>, ReadError> {
+        let real = match &self.other {
+            None => fs::canonicalize(path),
+            Some(root) => root.real_path(path.strip_prefix(&self.root).unwrap_or(path)),
+        };
+        match real {
+            Ok(real) => Ok(Some(real)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(ReadError::new("follow", path, &error)),
+        }
+    }
+
     /// Which device the node at `path` (or the open file behind a `/proc/PID/fd` link) is, or nothing where it is no
     /// device: not there, or a file of another kind.
     ///
     /// # Errors
     /// With path and cause, for any failure but absence.
     pub fn node_id(&self, path: &Path) -> Result<Option<NodeId>, ReadError> {
-        match fs::metadata(path) {
+        match self.metadata(path) {
             Ok(meta) if meta.file_type().is_char_device() => Ok(Some(NodeId::Character(meta.rdev()))),
             Ok(meta) if meta.is_file() && self.kernel == Kernel::Simulated => {
                 Ok(Some(NodeId::File(meta.dev(), meta.ino())))
@@ -242,24 +400,21 @@ impl Host {
             Err(error) => Err(ReadError::new("look at", path, &error)),
         }
     }
-}
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_plain_tree_is_simulated_and_the_machines_sysfs_is_real() {
-        let tree = tempfile::tempdir().unwrap();
-        fs::create_dir(tree.path().join("sys")).unwrap();
-        assert_eq!(Host::at(tree.path()).unwrap().kernel(), Kernel::Simulated);
-        assert_eq!(Host::at("/").unwrap().kernel(), Kernel::Real);
-    }
-
-    #[test]
-    fn a_root_without_sys_is_no_host() {
-        let tree = tempfile::tempdir().unwrap();
-        let error = Host::at(tree.path()).unwrap_err().to_string();
-        assert!(error.contains("sys") && error.contains("--root"), "{error}");
+    /// What `path` leads to.
+    ///
+    /// A descriptor of a real process (`/proc/PID/fd/N`) is the open file itself, under whatever path, if any, in whatever mount
+    /// namespace: resolving below the root refuses it. So its directory is resolved below the root, and the link then followed
+    /// as the kernel means it.
+    fn metadata(&self, path: &Path) -> io::Result<fs::Metadata> {
+        let Some(_) = &self.other else { return fs::metadata(path) };
+        let directory = path.parent().and_then(Path::file_name);
+        match path.file_name() {
+            Some(name) if directory.is_some_and(|dir| dir == "fd") && self.kernel == Kernel::Real => {
+                let parent = self.open_parent(path)?;
+                File::from(openat(parent, name, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())?).metadata()
+            }
+            _ => File::from(self.open(path, OFlag::O_PATH)?).metadata(),
+        }
     }
 }

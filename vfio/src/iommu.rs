@@ -10,7 +10,9 @@ use serde::Serialize;
 use crate::{
     driver::{DmaOwner, dma_owner},
     host::{Host, ReadError},
-    pci::{Address, Function, Functions},
+    pci::{Address, Function, Functions, Role},
+    printable::printable,
+    vendor,
 };
 
 /// One IOMMU group as `/sys/kernel/iommu_groups` shows it.
@@ -26,6 +28,54 @@ pub struct Group {
     pub node: Option<String>,
     /// A group that VFIO made up for a device without an IOMMU (`enable_unsafe_noiommu_mode`).
     pub noiommu: bool,
+    /// Its reserved regions; read for groups with a GPU or a switch only.
+    pub reserved: Vec<Reserved>,
+    /// Why its reserved regions could not be read, where they are there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reserved_unknown: Option<String>,
+}
+
+/// A range of addresses that the group's devices cannot, or must not, have mapped freely.
+///
+/// Source: `iommu_group_show_resv_regions` and `iommu_group_resv_type_string`, drivers/iommu/iommu.c.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct Reserved {
+    /// Its first address, on the device's side of the IOMMU.
+    pub start: u64,
+    /// Its last address.
+    pub end: u64,
+    /// `direct`, `direct-relaxable`, `reserved` or `msi`.
+    pub kind: String,
+}
+
+impl Group {
+    /// The regions that the firmware demands to be mapped one to one, whoever has the device (Intel's RMRR, AMD's IVMD, IORT's
+    /// RMR nodes). Those it does not insist on once the device is a VM's are `direct-relaxable`, and are none of these.
+    pub fn direct_mappings(&self) -> impl Iterator<Item = &Reserved> {
+        self.reserved.iter().filter(|region| region.kind == "direct")
+    }
+
+    /// Whether the kernel refuses to give the group to a VM, because of such a region: "Firmware has requested this device have
+    /// a 1:1 IOMMU mapping, rejecting configuring the device without a 1:1 mapping" (`__iommu_device_set_domain`,
+    /// drivers/iommu/iommu.c), before Linux 6.6 "Device is ineligible for IOMMU domain attach due to platform RMRR
+    /// requirement" (drivers/iommu/intel/iommu.c).
+    #[must_use]
+    pub fn forbids_vms(&self) -> bool {
+        self.direct_mappings().next().is_some()
+    }
+}
+
+/// Reads the text of `reserved_regions`: a line a region, `START END TYPE`. Lines that are none are left out.
+#[must_use]
+pub fn parse_reserved(text: &str) -> Vec<Reserved> {
+    let number = |word: &str| u64::from_str_radix(word.strip_prefix("0x")?, 16).ok();
+    text.lines()
+        .filter_map(|line| {
+            let mut words = line.split_whitespace();
+            let (start, end) = (number(words.next()?)?, number(words.next()?)?);
+            Some(Reserved { start, end, kind: printable(words.next()?) })
+        })
+        .collect()
 }
 
 /// A member that keeps its group from being handed to a VM: its driver does DMA on the host's behalf.
@@ -78,12 +128,33 @@ pub fn groups(host: &Host, functions: &Functions) -> Result<BTreeMap<u32, Group>
     Ok(members
         .into_iter()
         .map(|(id, members)| {
-            let node = host.dev("vfio").join(id.to_string()).exists().then(|| group_node(id));
+            let node = host.exists(&host.dev("vfio").join(id.to_string())).then(|| group_node(id));
             let name = host.read(&dir.join(id.to_string()).join("name")).unwrap_or_default();
             let strangers = strangers.remove(&id).unwrap_or_default();
-            (id, Group { id, members, strangers, node, noiommu: name.trim() == "vfio-noiommu" })
+            let (reserved, reserved_unknown) =
+                if members.iter().any(|address| is_offered(functions, *address)) {
+                    reserved(host, id)
+                } else {
+                    (Vec::new(), None)
+                };
+            let noiommu = name.trim() == "vfio-noiommu";
+            (id, Group { id, members, strangers, node, noiommu, reserved, reserved_unknown })
         })
         .collect())
+}
+
+/// Whether a member is a GPU or a switch: only of their groups it matters what a VM could map.
+fn is_offered(functions: &Functions, address: Address) -> bool {
+    let Some(function) = functions.known.get(&address) else { return false };
+    vendor::role(function.vendor, function.device, function.class).is_some_and(Role::is_offered)
+}
+
+/// The reserved regions of a group, or why they are not known. A kernel before 4.11 has no such file.
+fn reserved(host: &Host, id: u32) -> (Vec<Reserved>, Option<String>) {
+    match host.read_if_there(&host.sys("kernel/iommu_groups").join(id.to_string()).join("reserved_regions")) {
+        Ok(text) => (parse_reserved(&text.unwrap_or_default()), None),
+        Err(error) => (Vec::new(), Some(error.to_string())),
+    }
 }
 
 /// The path of a group's legacy node on the host.
@@ -111,4 +182,51 @@ pub fn blockers<'a>(
             _ => None,
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn group(text: &str) -> Group {
+        Group {
+            id: 31,
+            members: BTreeSet::new(),
+            strangers: BTreeSet::new(),
+            node: None,
+            noiommu: false,
+            reserved: parse_reserved(text),
+            reserved_unknown: None,
+        }
+    }
+
+    #[test]
+    fn only_a_mapping_that_the_firmware_insists_on_keeps_vms_out() {
+        const MSI: &str = "0x00000000fee00000 0x00000000feefffff msi\n";
+        for (text, forbids) in [
+            ("", false),
+            (MSI, false),
+            ("0x000000007b800000 0x000000007fffffff direct-relaxable\n", false),
+            ("0x000000fd00000000 0x000000ffffffffff reserved\n", false),
+            ("0x000000007b800000 0x000000007fffffff direct\n", true),
+        ] {
+            let group = group(&[text, MSI].concat());
+            assert_eq!(group.forbids_vms(), forbids, "{text}");
+            assert_eq!(group.reserved.last().unwrap().start, 0xfee0_0000);
+        }
+        let found = group("0x000000007b800000 0x000000007fffffff direct\nnot a line\n0x1 direct\n");
+        let direct = Reserved { start: 0x7b80_0000, end: 0x7fff_ffff, kind: "direct".to_owned() };
+        assert_eq!(found.reserved, [direct]);
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_survived(text in "(?s).{0,200}", start: u64, end: u64, kind in "[a-z-]{1,20}") {
+            let _ = parse_reserved(&text);
+            let line = parse_reserved(&format!("{start:#018x} {end:#018x} {kind}\n"));
+            prop_assert_eq!(line, [Reserved { start, end, kind }]);
+        }
+    }
 }

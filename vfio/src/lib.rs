@@ -3,13 +3,15 @@
 //! * [`host`]: where a host's kernel is met, below one root
 //! * [`pci`]: addresses, functions, class codes and roles
 //! * [`iommu`]: groups and their viability
+//! * [`console`]: which functions the kernel's own console may be on
 //! * [`driver`]: which write comes next on a function's way from one driver to another
 //! * [`drm`]: a function's display and render nodes
 //! * [`framebuffer`]: which function's BAR the firmware's picture still holds
 //! * [`holders`]: which processes have a device open
+//! * [`mdev`]: mediated devices, and whose part each is
 //! * [`modules`]: which modules are there or can be loaded, and the vfio driver made for a function
-//! * [`nvidia`]: the host driver's own device nodes
 //! * [`process`]: a process of this machine, told from a later one with the same number
+//! * [`vendor`]: GPU vendors as rows of one table: classes, drivers, device nodes, services
 //! * [`mod@write`]: the kernel writes that exist, as data
 //! * [`child`]: the child processes: the one seam through which writes go, and the reads that may block, each under a deadline
 //! * [`sim`]: a simulated kernel over a directory tree
@@ -19,16 +21,18 @@
 #![forbid(unsafe_code)]
 
 pub mod child;
+pub mod console;
 pub mod driver;
 pub mod drm;
 pub mod framebuffer;
 pub mod holders;
 pub mod host;
 pub mod iommu;
+pub mod mdev;
 pub mod modules;
-pub mod nvidia;
 pub mod pci;
 mod printable;
 pub mod process;
 pub mod sim;
+pub mod vendor;
 pub mod write;

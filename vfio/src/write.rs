@@ -2,6 +2,7 @@
 
 use std::{fmt, path::PathBuf};
 
+use reason::{Code, Coded};
 use serde::{Deserialize, Serialize};
 
 use crate::{host::Host, modules::Load, pci::Address};
@@ -37,6 +38,16 @@ pub enum Write {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is no driver's name: letters, digits, '_', '-' and '.', at most 64, not starting with '.'")]
 pub struct BadDriverName(pub String);
+
+impl Coded for BadDriverName {
+    fn code(&self) -> Code {
+        Code::WriteRefused
+    }
+
+    fn retryable(&self) -> bool {
+        false
+    }
+}
 
 /// A driver's name as a path component that cannot lead anywhere else.
 fn check_driver(name: &str) -> Result<(), BadDriverName> {

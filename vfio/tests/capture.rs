@@ -11,11 +11,12 @@ use tempfile::TempDir;
 use vfio::{
     framebuffer,
     host::Host,
-    iommu, nvidia,
+    iommu,
     pci::{
         self, Address, ConfigView, Details, PortType, ResetMethods, details,
         life::{Answer, look},
     },
+    vendor,
 };
 
 /// `== ADDRESS TARGET` begins a device, `-- NAME` a file, `-> NAME TARGET` a link; `config.hex` is configuration space.
@@ -121,6 +122,6 @@ fn every_function_of_the_node_answers_and_only_the_gpu_can_reset_itself() {
 fn a_drivers_claim_is_no_framebuffer_and_its_capabilities_are_nodes() {
     let (_dir, host) = lay();
     assert_eq!(framebuffer::framebuffers(&host), framebuffer::Framebuffers::default());
-    let nodes = nvidia::nodes(&host).unwrap();
+    let nodes = vendor::nodes(&host).unwrap();
     assert!(nodes.contains_key("/dev/nvidia-caps/nvidia-cap2") && nodes.len() == 6, "{nodes:?}");
 }

@@ -5,6 +5,7 @@
 use std::fs;
 
 use nix::{errno::Errno, unistd::Pid};
+use reason::Coded;
 use tempfile::TempDir;
 use vfio::{
     modules::{Absence, Availability, Load, ModuleName, Modules},
@@ -208,17 +209,21 @@ fn the_vfio_driver_is_the_one_made_for_the_function() {
     assert_eq!(node.modules().vfio_driver(GRACE).notes, Vec::<String>::new());
 }
 
+fn write_of(load: &Load) -> Write {
+    Write::LoadModule(Box::new(load.clone()))
+}
+
 #[test]
 fn the_simulated_kernel_loads_modules_in_their_order_only() {
     let node = Node::new(&ModuleTree::distribution());
     node.put("etc/modprobe.d/vfio.conf", "options vfio-pci ids=10de:1eb1 disable_vga\n");
     let loads = node.modules().vfio_driver(H100).loads;
-    let last = loads.last().unwrap().write();
+    let last = write_of(loads.last().unwrap());
     assert_eq!(node.answer(&last), Err(Errno::ENOENT), "what it needs is not there");
     // Its override names vfio-pci already: it is bound as soon as the driver comes.
     node.sim.put(address("0000:52:00.1"), None, Some("vfio-pci")).unwrap();
     for load in &loads {
-        assert_eq!(node.answer(&load.write()), Ok(()), "{load:?}");
+        assert_eq!(node.answer(&write_of(load)), Ok(()), "{load:?}");
     }
     assert_eq!(node.answer(&last), Err(Errno::EEXIST));
     assert_eq!(node.availability("vfio_pci"), Availability::Loaded);
@@ -241,10 +246,10 @@ fn a_fault_strikes_a_load() {
     let fault =
         |moment| Fault::at(node.sim.writes().unwrap().len() + 1, moment, Effect::Errno(Errno::EPERM as i32));
     node.sim.set_faults(&[fault(Moment::Before)]).unwrap();
-    assert_eq!(node.answer(&loads[0].write()), Err(Errno::EPERM));
+    assert_eq!(node.answer(&write_of(&loads[0])), Err(Errno::EPERM));
     assert_eq!(node.availability("irqbypass"), Availability::Loadable);
     node.sim.set_faults(&[fault(Moment::After)]).unwrap();
-    assert_eq!(node.answer(&loads[0].write()), Err(Errno::EPERM));
+    assert_eq!(node.answer(&write_of(&loads[0])), Err(Errno::EPERM));
     assert_eq!(node.availability("irqbypass"), Availability::Loaded);
-    assert_eq!(node.sim.writes().unwrap(), [loads[0].write(), loads[0].write()]);
+    assert_eq!(node.sim.writes().unwrap(), [write_of(&loads[0]), write_of(&loads[0])]);
 }

@@ -5,7 +5,11 @@ use std::path::Path;
 
 use proptest::{prelude::*, sample::select};
 use vfio::{
-    pci,
+    console, iommu,
+    pci::{
+        self,
+        life::{self, Answer},
+    },
     sim::{Profile, ProfileError, Simulation},
 };
 
@@ -31,6 +35,7 @@ fn the_documented_example_is_a_profile() {
         "name",
         "drivers",
         "cpus",
+        "reserved",
         "functions",
         "address",
         "addresses",
@@ -45,6 +50,8 @@ fn the_documented_example_is_a_profile() {
         "behind",
         "boot_vga",
         "framebuffer",
+        "console",
+        "answers",
         "reset_method",
         "bars",
         "vfs",
@@ -105,6 +112,12 @@ fn what_does_not_fit_is_refused_with_file_and_line() {
         (gpu("reset_method: magic"), 6, "\"magic\""),
         (gpu("behind: 0000:00:01.0"), 6, "behind"),
         (gpu("behind: 0000:01:00.0"), 6, "behind"),
+        (gpu("console: true"), 6, "give the function one"),
+        (gpu("console: yes"), 6, ""),
+        (gpu("answers: maybe"), 6, "7f for a header"),
+        (gpu("framebuffer: efifb\n    bars: {1: 1M 64 prefetchable unassigned}"), 6, "prefetchable BAR"),
+        (gpu("bars: {0: unassigned 1M}"), 6, "power of two"),
+        (gpu("bars: {0: 1M unassigned unassigned}"), 6, "unassigned at the end"),
         (gpu("bars: {0: 3M}"), 6, "power of two"),
         (gpu("bars: {0: 2G}"), 6, "at most 1G"),
         (gpu("bars: {6: 1M}"), 6, "0 to 5"),
@@ -125,6 +138,14 @@ fn what_does_not_fit_is_refused_with_file_and_line() {
         (refused("name: HGX\nfunctions: []\n"), 1, "name: \"HGX\""),
         (refused("name: n\nname: m\nfunctions: []\n"), 2, "name"),
         (refused("name: n\ncpus: {0: 5-3}\nfunctions: []\n"), 2, "cpus"),
+        (refused("name: n\nreserved: {1: [msi]}\nfunctions: []\n"), 2, "reserved: \"1\""),
+        (
+            refused(
+                "name: n\nreserved: {1: [rmrr]}\nfunctions:\n  - {address: 0000:01:00.0, id: 10de:2236, class: 030200, group: 1}\n",
+            ),
+            2,
+            "direct-relaxable",
+        ),
         (refused("functions: []\n"), 1, "name"),
         (refused("name: n\n- x\n"), 2, ""),
     ] {
@@ -179,6 +200,65 @@ fn a_profile_is_found_by_name_or_path() {
     assert!(matches!(Profile::find("./nosuch.yaml"), Err(ProfileError::Read { .. })));
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("profiles/hgx-h100.yaml");
     assert_eq!(Profile::find(file.to_str().unwrap()).unwrap(), Profile::find("hgx-h100").unwrap());
+}
+
+/// What is wrong with a node is read back as it is on a real one.
+#[test]
+fn faults_of_a_node_can_be_laid() {
+    const TEXT: &str = "
+name: faults
+reserved: {11: [msi, direct-relaxable, direct], 12: []}
+functions:
+  - {groups: {11: [0000:21:00.0], 12: [0000:22:00.0], 13: [0000:23:00.0]}, id: 10de:20b5, class: 030200, subsystem: 10de:1533}
+  - address: 0000:31:00.0
+    id: 10de:2204
+    class: 030000
+    group: 14
+    driver: nvidia
+    console: true
+    bars: {0: 16M unassigned, 1: 256M 64 prefetchable unassigned, 3: 32M 64 prefetchable, 5: 128 io}
+  - {address: 0000:41:00.0, id: 10de:20b5, class: 030200, group: 15, answers: false}
+  - {address: 0000:42:00.0, id: 10de:20b5, class: 030200, group: 16, answers: 7f}
+";
+    let dir = tempfile::tempdir().unwrap();
+    let profile = Profile::parse(TEXT, Path::new("node.yaml")).unwrap();
+    let node = Simulation::create(dir.path(), &profile).unwrap();
+    let host = node.host();
+    let at = |text: &str| text.parse().unwrap();
+
+    let functions = pci::functions(host).unwrap();
+    let groups = iommu::groups(host, &functions).unwrap();
+    let kinds = |id: u32| groups[&id].reserved.iter().map(|region| region.kind.as_str()).collect::<Vec<_>>();
+    assert_eq!(kinds(11), ["direct", "direct-relaxable", "msi"]);
+    assert_eq!((kinds(12), kinds(13)), (Vec::new(), vec!["msi"]));
+    let forbidden: Vec<_> =
+        groups.values().filter(|group| group.forbids_vms()).map(|group| group.id).collect();
+    assert_eq!(forbidden, [11]);
+    let text = std::fs::read_to_string(host.sys("kernel/iommu_groups/13/reserved_regions")).unwrap();
+    assert_eq!(text, "0x00000000fee00000 0x00000000feefffff msi\n");
+
+    assert_eq!(
+        functions.known[&at("0000:21:00.0")].identity().to_string(),
+        "10de:20b5 (subsystem 10de:1533, class 030200)"
+    );
+    let card = &functions.known[&at("0000:31:00.0")];
+    assert_eq!(card.unassigned_bars, [0, 1]);
+    let bars = pci::details(host, card, false).bars.unwrap();
+    let sizes: Vec<_> = bars.iter().map(|bar| (bar.size, bar.assigned)).collect();
+    assert_eq!(sizes, [(16 << 20, false), (256 << 20, false), (32 << 20, true), (128, true)]);
+
+    let found = console::consoles(host);
+    let framebuffers = &found.by_function[&at("0000:31:00.0")].framebuffers;
+    assert_eq!((found.by_function.len(), found.unknown.as_deref()), (1, None));
+    assert!(framebuffers.contains("fb0"), "{framebuffers:?}");
+
+    for (function, answer) in [
+        ("0000:21:00.0", Answer::Answers),
+        ("0000:41:00.0", Answer::AllOnes),
+        ("0000:42:00.0", Answer::HeaderType7f),
+    ] {
+        assert_eq!(life::look(host, at(function), false), answer, "{function}");
+    }
 }
 
 proptest! {

@@ -8,9 +8,10 @@ use std::{
 
 use tempfile::TempDir;
 use vfio::{
-    iommu, nvidia,
+    iommu,
     pci::{self, Address, Functions, Role},
     sim::{Profile, Simulation},
+    vendor,
 };
 
 fn address(text: &str) -> Address {
@@ -191,6 +192,7 @@ fn the_roles_of_every_profile() {
         ("hgx-h200", [8, 4, 0, 0, 0, 0], 9),
         ("l40s", [2, 0, 0, 32, 0, 0], 2),
         ("mcp55", [0, 0, 0, 0, 2, 1], 0),
+        ("mi300x", [8, 0, 0, 0, 1, 0], 8),
         ("mixed-a10-l40s", [2, 0, 0, 0, 0, 0], 2),
         ("quadro", [3, 0, 5, 0, 0, 0], 3),
         ("rtx-pro-6000", [2, 0, 0, 48, 1, 0], 2),
@@ -242,7 +244,7 @@ fn virtual_functions_are_where_the_capability_says_and_linked_both_ways() {
     let l40s = Node::of("l40s");
     let vf = l40s.functions().known[&address("0000:61:04.3")].clone();
     assert_eq!((vf.physfn, vf.iommu_group), (Some(address("0000:61:00.0")), Some(231)));
-    let nodes: Vec<_> = nvidia::nodes(l40s.sim.host()).unwrap().into_keys().collect();
+    let nodes: Vec<_> = vendor::nodes(l40s.sim.host()).unwrap().into_keys().collect();
     assert_eq!(
         nodes,
         ["/dev/nvidia0", "/dev/nvidia1", "/dev/nvidiactl"],

@@ -6,11 +6,12 @@ use std::{thread, time::Duration};
 use nix::{errno::Errno, unistd::Pid};
 use tempfile::TempDir;
 use vfio::{
-    holders,
+    drm, holders,
     host::Host,
-    iommu, nvidia,
+    iommu,
     pci::{self, Address},
     sim::{Effect, Fault, Moment, OpenError, Profile, Simulation, kernel},
+    vendor,
     write::Write,
 };
 
@@ -134,6 +135,34 @@ fn an_unbind_from_vfio_waits_for_the_device_to_be_closed() {
 }
 
 #[test]
+fn amdgpus_nodes_come_and_go_with_its_functions_and_an_unbind_waits_for_their_holders() {
+    let node = Node::new(&Profile::find("mi300x").unwrap());
+    let (first, second) = ("0000:05:00.0", "0000:26:00.0");
+    let root = node.sim.root().to_owned();
+    assert_eq!(
+        drm::nodes(node.sim.host(), address(second)).unwrap(),
+        ["/dev/dri/card1", "/dev/dri/renderD129"]
+    );
+    for held in ["/dev/dri/renderD129", "/dev/kfd"] {
+        node.sim.start_process(7, "python3", &[held]).unwrap();
+        thread::scope(|scope| {
+            let unbind = scope.spawn(|| node.unbind(second, "amdgpu"));
+            thread::sleep(Duration::from_millis(100));
+            assert!(!unbind.is_finished(), "{held}");
+            node.sim.end_process(7).unwrap();
+            assert_eq!(unbind.join().unwrap(), Ok(()));
+        });
+        assert!(!root.join("dev/dri/renderD129").exists() && root.join("dev/dri/renderD128").exists());
+        node.probe(second).unwrap();
+        assert_eq!(node.driver(second).as_deref(), Some("amdgpu"));
+    }
+    // Another card's render node is no reason to wait.
+    node.sim.start_process(8, "python3", &["/dev/dri/renderD129"]).unwrap();
+    node.unbind(first, "amdgpu").unwrap();
+    assert!(root.join("dev/kfd").exists());
+}
+
+#[test]
 fn vfio_takes_nothing_that_is_in_no_group() {
     let node = Node::new(&Profile::without_iommu());
     assert!(node.groups().is_empty());
@@ -161,9 +190,9 @@ fn faults_strike_where_they_are_set_and_every_write_is_logged() {
 fn holders_are_found_by_what_they_have_open_and_the_unreadable_are_said() {
     let node = Node::new(&Profile::hgx_h100());
     let host: &Host = node.sim.host();
-    let nodes = nvidia::nodes(host).unwrap();
+    let nodes = vendor::nodes(host).unwrap();
     let of_11 =
-        nodes.iter().find(|(_, scope)| **scope == nvidia::Scope::Function(address("0000:11:00.0"))).unwrap();
+        nodes.iter().find(|(_, scope)| **scope == vendor::Scope::Function(address("0000:11:00.0"))).unwrap();
     node.sim.start_process(50, "python3", &[of_11.0, "/dev/nvidiactl"]).unwrap();
     node.sim.start_process(51, "bash", &["/dev/null"]).unwrap();
     let found = holders::scan(host, nodes.keys().cloned());

@@ -88,7 +88,7 @@ impl Circumstances {
         });
         let disabled = host.read(&host.proc("sys/kernel/modules_disabled")).unwrap_or_default();
         Self {
-            present: address.is_some_and(|address| host.function_dir(address).exists()),
+            present: address.is_some_and(|address| host.exists(&host.function_dir(address))),
             function,
             openers: openers.unwrap_or_default(),
             lockdown: Lockdown::of(host),
@@ -302,6 +302,8 @@ mod tests {
             address: at(),
             vendor: 0x10de,
             device: 0x2236,
+            subsystem_vendor: 0,
+            subsystem_device: 0,
             class: Class(0x03_02_00),
             driver: None,
             driver_override: driver_override.map(str::to_owned),
@@ -311,6 +313,7 @@ mod tests {
             physfn: None,
             num_vfs: 0,
             vfio_dev: None,
+            unassigned_bars: Vec::new(),
             busy: false,
         };
         Circumstances { function: Some(function), present: true, ..Circumstances::default() }

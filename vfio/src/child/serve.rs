@@ -1,14 +1,14 @@
 //! The child's side: prepares one write at a time, and makes it when told.
-#![expect(clippy::disallowed_methods, reason = "this is the seam that the kernel is written through")]
 
 use std::{
     ffi::CStr,
-    fs::{self, File, OpenOptions},
+    fs::{self, File},
     io::{self, BufRead, Write as _},
 };
 
 use nix::{
     errno::Errno,
+    fcntl::OFlag,
     sys::prctl,
     unistd::{self, Pid},
 };
@@ -103,7 +103,7 @@ fn read(host: &Host, ask: Ask, say: &mut Say<'_>) -> Result<(), ServeError> {
         Ask::Prepare(_) | Ask::Go => say(Answer::Failed(Errno::EPERM as i32)),
         Ask::Look(address) => say(match pci::read(host, address) {
             Ok(function) => Answer::Function(function.map(Box::new)),
-            Err(error) => Answer::Unreadable(error.to_string()),
+            Err(error) => Answer::Unreadable(reason::chain(&error)),
         }),
         Ask::Life(address) => say(Answer::Life(life::look(host, address, false))),
         Ask::Holders(request) => walk(host, &request, &mut |seen| say(Answer::Seen(seen))),
@@ -149,9 +149,9 @@ fn failed(error: &io::Error) -> Answer {
 fn prepare(host: &Host, write: &Write) -> Result<Prepared, Answer> {
     write.check().map_err(|e| Answer::Refused(e.to_string()))?;
     let path = write.path(host);
-    let loads = matches!(write, Write::LoadModule(_));
     // Opening a sysfs file for writing has no effect of its own.
-    let file = OpenOptions::new().read(loads).write(!loads).open(&path).map_err(|e| failed(&e))?;
+    let access = if matches!(write, Write::LoadModule(_)) { OFlag::O_RDONLY } else { OFlag::O_WRONLY };
+    let file = host.open_for(&path, access).map_err(|e| failed(&e))?;
     match (host.kernel(), write) {
         (Kernel::Simulated, _) => Ok(Prepared::Simulated),
         (Kernel::Real, Write::LoadModule(load)) => {

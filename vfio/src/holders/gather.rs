@@ -131,7 +131,7 @@ impl Gathered {
             return;
         }
         let command = process.command.filter(|command| !command.is_empty()).unwrap_or_else(|| "?".to_owned());
-        let cure = cure(&command, &process.owner);
+        let cure = cure(&command, &process.owner, None);
         let holder =
             Holder { pid: process.pid, command, program: process.program, owner: process.owner, cure };
         for node in process.nodes {

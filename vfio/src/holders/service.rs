@@ -1,68 +1,88 @@
-//! Host services that have GPUs open as a matter of course, and how each is made to let go.
+//! What makes a holder let go: host services that have GPUs open as a matter of course, VMs, pods.
 
 use super::Owner;
+use crate::{
+    pci::Address,
+    vendor::{self, Service},
+};
 
-/// A row of the table below.
-struct Known {
-    /// The name of its processes, cut to the 15 characters that `/proc/PID/comm` has (`TASK_COMM_LEN`,
-    /// include/linux/sched.h).
-    command: &'static str,
-    /// Its whole name.
-    name: &'static str,
-    /// The unit that its packages bring.
-    unit: &'static str,
-}
-
-const fn known(command: &'static str, name: &'static str, unit: &'static str) -> Known {
-    Known { command, name, unit }
-}
-
-const KNOWN: &[Known] = &[
-    known("nvidia-persiste", "nvidia-persistenced", "nvidia-persistenced"),
-    known("nv-fabricmanage", "nv-fabricmanager", "nvidia-fabricmanager"),
-    known("nv-hostengine", "nv-hostengine (DCGM)", "nvidia-dcgm"),
-    known("dcgm-exporter", "dcgm-exporter", "dcgm-exporter"),
-    known("nvidia-cuda-mps", "nvidia-cuda-mps-control", "nvidia-mps"),
-    known("nvidia-imex", "nvidia-imex", "nvidia-imex"),
-    known("nvidia-powerd", "nvidia-powerd", "nvidia-powerd"),
-    known("nvidia-gridd", "nvidia-gridd", "nvidia-gridd"),
-    known("nvidia-vgpu-mgr", "nvidia-vgpu-mgr", "nvidia-vgpu-mgr"),
-    known("nvidia-device-p", "nvidia-device-plugin", "nvidia-device-plugin"),
-    known("Xorg", "Xorg", "display-manager"),
-    known("gnome-shell", "gnome-shell", "display-manager"),
+/// Services of no vendor; each vendor's own are in its row.
+const DESKTOP: &[Service] = &[
+    Service { ends: DESKTOPS, ..Service::new("Xorg", "Xorg", "display-manager") },
+    Service { ends: DESKTOPS, ..Service::new("gnome-shell", "gnome-shell", "display-manager") },
     // It keeps display nodes open for the sessions that it serves.
-    known("systemd-logind", "systemd-logind", "display-manager"),
+    Service { ends: DESKTOPS, ..Service::new("systemd-logind", "systemd-logind", "display-manager") },
 ];
+
+/// What a display manager takes with it.
+const DESKTOPS: Option<&str> = Some("the graphical sessions");
+
+/// The commands of virtual machine monitors, by their beginnings.
+const MONITORS: [&str; 4] = ["cloud-hyperviso", "crosvm", "firecracker", "qemu"];
+
+/// All services that are known.
+fn services() -> impl Iterator<Item = &'static Service> {
+    vendor::TABLE.iter().flat_map(|vendor| vendor.services).chain(DESKTOP)
+}
 
 /// Beginnings of units that are not to be stopped for a GPU's sake: the system's own, and runtimes, whose control group may
 /// also be that of a container which they gave none.
 const KEPT: [&str; 11] =
     ["containerd", "cri-o", "crio", "dbus", "docker", "k0s", "k3s", "kubelet", "rke2", "snap.", "systemd-"];
 
-/// What makes a holder let go, where it is a known service or a pod's.
+/// What makes a holder let go, where it is a known service, a VM or a pod's. `function` is the one that it has open, where
+/// that is known: some services let go of one alone.
+///
+/// A cure that ends more than the holder itself says what.
 #[must_use]
-pub fn cure(command: &str, owner: &Owner) -> Option<String> {
-    let known = KNOWN.iter().find(|known| known.command == command);
-    match (known, owner) {
-        (Some(known), Owner::Pod { .. }) => Some(format!(
-            "{} runs in that pod: end the pod, and keep its DaemonSet off this node while the node serves VMs",
-            known.name
-        )),
-        (None, Owner::Pod { .. }) => Some("delete that pod, or wait for its end".to_owned()),
-        (Some(known), Owner::Unit { unit }) if plain_service(unit) => {
-            Some(format!("{} is a service of the host: systemctl stop {unit}", known.name))
+pub fn cure(command: &str, owner: &Owner, function: Option<Address>) -> Option<String> {
+    if let Some(service) = services().find(|service| service.command == command) {
+        return Some(of_service(service, owner, function));
+    }
+    let is_vm = MONITORS.iter().any(|monitor| command.starts_with(monitor));
+    match owner {
+        Owner::Pod { .. } if is_vm => Some(
+            "it is a VM: shut that VM down, or wait for its end; whoever deletes the pod ends the VM"
+                .to_owned(),
+        ),
+        Owner::Pod { .. } => Some("delete that pod, or wait for its end".to_owned()),
+        Owner::Unit { .. } | Owner::Unknown if is_vm => {
+            Some("it is a VM: shut that VM down first".to_owned())
         }
-        (Some(known), Owner::Unit { .. }) => {
-            Some(format!("{} is a service of the host: systemctl stop {}", known.name, known.unit))
-        }
-        (Some(known), Owner::Unknown) => Some(format!(
-            "{} is a service: systemctl stop {} where it is the host's, else end its pod",
-            known.name, known.unit
-        )),
-        (None, Owner::Unit { unit }) if plain_service(unit) => {
+        Owner::Unit { unit } if plain_service(unit) => {
             Some(format!("it is a service of the host: systemctl stop {unit}"))
         }
-        (None, Owner::Unit { .. } | Owner::Unknown) => None,
+        Owner::Unit { .. } | Owner::Unknown => None,
+    }
+}
+
+fn of_service(service: &Service, owner: &Owner, function: Option<Address>) -> String {
+    let name = service.name;
+    let whole = match owner {
+        Owner::Pod { .. } => format!(
+            "{name} runs in that pod: end the pod, and keep its DaemonSet off this node while the node serves VMs"
+        ),
+        Owner::Unit { unit } if plain_service(unit) => {
+            format!("{name} is a service of the host: systemctl stop {unit}")
+        }
+        Owner::Unit { .. } => format!("{name} is a service of the host: systemctl stop {}", service.unit),
+        Owner::Unknown => {
+            format!(
+                "{name} is a service: systemctl stop {} where it is the host's, else end its pod",
+                service.unit
+            )
+        }
+    };
+    let whole = match service.ends {
+        Some(ends) => format!("{whole}, which ends {ends}: shut those down first"),
+        None => whole,
+    };
+    match (service.one_function, function) {
+        (Some(pattern), Some(address)) => {
+            let command = pattern.replace("ADDRESS", &address.to_string());
+            format!("{command} has it let go of {address} alone; or for all: {whole}")
+        }
+        _ => whole,
     }
 }
 
@@ -81,8 +101,10 @@ mod tests {
 
     #[test]
     fn every_known_name_is_one_that_the_kernel_can_show() {
-        for known in KNOWN {
-            assert!(known.command.len() <= 15 && known.name.starts_with(known.command), "{}", known.command);
+        for service in services() {
+            let Service { command, name, one_function, .. } = service;
+            assert!(command.len() <= 15 && name.starts_with(command), "{command}");
+            assert!(one_function.is_none_or(|pattern| pattern.contains("ADDRESS")), "{command}");
         }
     }
 
@@ -110,7 +132,7 @@ mod tests {
             ("python3", unit("session-3.scope"), None),
             ("python3", Owner::Unknown, None),
         ] {
-            let found = cure(command, &owner);
+            let found = cure(command, &owner, None);
             match expected {
                 Some(part) => {
                     let text = found.unwrap_or_default();
@@ -118,6 +140,42 @@ mod tests {
                 }
                 None => assert_eq!(found, None, "{command}"),
             }
+        }
+    }
+
+    #[test]
+    fn a_cure_for_one_card_comes_before_one_for_all() {
+        let unit = Owner::Unit { unit: "nvidia-persistenced.service".to_owned() };
+        let address = "0000:21:00.0".parse().unwrap();
+        assert_eq!(
+            cure("nvidia-persiste", &unit, Some(address)).unwrap(),
+            "nvidia-smi -i 0000:21:00.0 -pm 0 has it let go of 0000:21:00.0 alone; or for all: nvidia-persistenced is a \
+             service of the host: systemctl stop nvidia-persistenced.service"
+        );
+        // What knows no such thing says nothing of one card.
+        assert_eq!(cure("nvidia-imex", &unit, Some(address)), cure("nvidia-imex", &unit, None));
+    }
+
+    /// Followed to the letter, no cure may end a VM that it does not speak of.
+    #[test]
+    fn what_ends_vms_says_so() {
+        let unit = |unit: &str| Owner::Unit { unit: unit.to_owned() };
+        let pod = Owner::Pod { uid: "u".to_owned(), container: None };
+        for owner in [unit("nvidia-vgpu-mgr.service"), Owner::Unknown, pod.clone()] {
+            let text = cure("nvidia-vgpu-mgr", &owner, None).unwrap();
+            assert!(
+                text.ends_with("which ends every VM with a vGPU of this node: shut those down first"),
+                "{text}"
+            );
+        }
+        for (command, owner) in [
+            ("qemu-kvm", pod.clone()),
+            ("qemu-system-x86", unit("vm@1.service")),
+            ("cloud-hyperviso", Owner::Unknown),
+            ("firecracker", pod),
+        ] {
+            let text = cure(command, &owner, None).unwrap();
+            assert!(text.starts_with("it is a VM: ") && !text.contains("systemctl"), "{text}");
         }
     }
 }

@@ -269,7 +269,7 @@ impl Look<'_> {
         may_hold: Option<BTreeSet<String>>,
         say: &mut impl FnMut(Seen) -> Result<(), E>,
     ) -> Result<(), E> {
-        if !self.host.proc(&self.pid.to_string()).exists() {
+        if !self.host.exists(&self.host.proc(&self.pid.to_string())) {
             return Ok(());
         }
         say(Seen::Doubt { reason: error.to_string(), may_hold })

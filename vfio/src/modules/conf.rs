@@ -5,7 +5,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs,
     path::{Path, PathBuf},
 };
 
@@ -15,9 +14,6 @@ use crate::host::Host;
 /// Where `modprobe.d` directories are, below the root. A file hides those of the same name in later directories.
 const DIRECTORIES: [&str; 5] =
     ["etc/modprobe.d", "run/modprobe.d", "usr/local/lib/modprobe.d", "usr/lib/modprobe.d", "lib/modprobe.d"];
-
-/// As many links are followed below the root as the kernel follows in all (`MAXSYMLINKS`).
-const MOST_LINKS: usize = 40;
 
 /// A command that shall be run instead of loading a module.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -56,7 +52,7 @@ impl Conf {
         let mut files = BTreeMap::new();
         for directory in DIRECTORIES {
             let directory = host.root().join(directory);
-            // Few nodes have all of these directories.
+            // Few nodes have all of these directories. A link to /dev/null masks a file (modprobe.d(5)): it is there, and empty.
             for name in host.list(&directory).unwrap_or_default() {
                 if name.ends_with(".conf") {
                     let path = directory.join(&name);
@@ -72,7 +68,7 @@ impl Conf {
     }
 
     fn add_file(&mut self, host: &Host, path: &Path) {
-        match host.read_if_there(&below_root(host, path)) {
+        match host.read_if_there(path) {
             Ok(text) => self.add_text(path, &text.unwrap_or_default()),
             Err(error) => self.unread.push(error.to_string()),
         }
@@ -177,29 +173,9 @@ fn quoted_words(text: &str) -> Vec<String> {
     words
 }
 
-/// Where `path` leads when links with an absolute target are meant below the host's root: in a container they would lead
-/// into its own files (Debian's nvidia.conf is such a link).
-fn below_root(host: &Host, path: &Path) -> PathBuf {
-    let mut path = path.to_owned();
-    for _ in 0..MOST_LINKS {
-        match fs::read_link(&path) {
-            // This one masks a file, and is the same everywhere.
-            Ok(target) if target == Path::new("/dev/null") => return target,
-            Ok(target) => {
-                path = match target.strip_prefix("/") {
-                    Ok(below) => host.root().join(below),
-                    Err(_) => path.parent().unwrap_or(Path::new("/")).join(target),
-                };
-            }
-            Err(_) => break,
-        }
-    }
-    path
-}
-
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::symlink;
+    use std::{fs, os::unix::fs::symlink};
 
     use super::*;
 

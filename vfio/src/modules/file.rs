@@ -2,6 +2,7 @@
 
 use std::path::{Component, Path};
 
+use reason::{Code, Coded};
 use serde::{Deserialize, Serialize};
 
 /// A module's file, below `/lib/modules`: it leads nowhere else.
@@ -26,6 +27,16 @@ pub enum Packing {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is no module's file below /lib/modules: it has to end in .ko, .ko.xz, .ko.zst or .ko.gz")]
 pub struct BadModuleFile(pub String);
+
+impl Coded for BadModuleFile {
+    fn code(&self) -> Code {
+        Code::ModuleFile
+    }
+
+    fn retryable(&self) -> bool {
+        false
+    }
+}
 
 impl ModuleFile {
     /// The file at `path` below `/lib/modules`.

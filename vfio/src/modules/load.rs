@@ -5,7 +5,6 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 
 use super::{Absence, ModuleFile, ModuleName, Modules};
-use crate::write::Write;
 
 /// One module to load.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -18,14 +17,6 @@ pub struct Load {
     pub options: String,
     /// Whether what comes after it needs it. One that is only wished for (`softdep`) may fail.
     pub required: bool,
-}
-
-impl Load {
-    /// As a kernel write.
-    #[must_use]
-    pub fn write(&self) -> Write {
-        Write::LoadModule(Box::new(self.clone()))
-    }
 }
 
 /// Collects loads, each after those it needs.
@@ -86,10 +77,9 @@ impl<'a> Walk<'a> {
         }
         let file =
             ModuleFile::new(&entry.file).map_err(|error| Absence::File { reason: error.to_string() })?;
-        let path = self.modules.host().modules(file.as_str());
-        if let Err(error) = path.metadata() {
-            return Err(Absence::File { reason: format!("{} cannot be had: {error}", path.display()) });
-        }
+        let host = self.modules.host();
+        host.look_at(&host.modules(file.as_str()))
+            .map_err(|error| Absence::File { reason: error.to_string() })?;
         let soft = conf.soft(module);
         for wished in soft.into_iter().flat_map(|soft| &soft.before) {
             self.wish(wished);

@@ -1,7 +1,7 @@
 //! The kernel's modules: which are there, which can be loaded, and in which order.
 //!
 //! Read from the host's `/lib/modules/RELEASE`, never by calling its `modprobe`: an agent's container has none, and some hosts
-//! have none. Modules are loaded by the writer ([`Load::write`]), from the host's own files.
+//! have none. Modules are loaded by the writer (a write of a [`Load`]), from the host's own files.
 
 mod alias;
 mod choice;
@@ -18,6 +18,7 @@ use conf::Conf;
 pub use file::{BadModuleFile, ModuleFile, Packing};
 pub use load::Load;
 pub use name::{BadModuleName, ModuleName};
+use reason::{Code, Coded};
 use tree::Tree;
 
 use crate::host::Host;
@@ -104,24 +105,21 @@ pub enum Absence {
     },
 }
 
-impl Absence {
-    /// A stable name for metrics and conditions.
-    #[must_use]
-    pub fn code(&self) -> &'static str {
+impl Coded for Absence {
+    fn code(&self) -> Code {
         match self {
-            Self::NoRelease { .. } => "KernelUnknown",
-            Self::NoTree { .. } => "NoModuleDirectory",
-            Self::NotInTree { .. } => "NoSuchModule",
-            Self::File { .. } => "ModuleFile",
-            Self::InstallCommand { .. } => "InstallCommand",
-            Self::ForbiddenAtBoot { .. } => "ForbiddenAtBoot",
+            Self::NoRelease { .. } => Code::KernelUnknown,
+            Self::NoTree { .. } => Code::NoModuleDirectory,
+            Self::NotInTree { .. } => Code::NoSuchModule,
+            Self::File { .. } => Code::ModuleFile,
+            Self::InstallCommand { .. } => Code::InstallCommand,
+            Self::ForbiddenAtBoot { .. } => Code::ForbiddenAtBoot,
             Self::Needs { because, .. } => because.code(),
         }
     }
 
-    /// Whether it may pass with nothing changed by people: never.
-    #[must_use]
-    pub fn retryable(&self) -> bool {
+    /// It does not pass with nothing changed by people.
+    fn retryable(&self) -> bool {
         match self {
             Self::NoRelease { .. }
             | Self::NoTree { .. }
@@ -202,7 +200,7 @@ impl Modules {
             return Some(Availability::Loaded);
         }
         let dir = self.host.sys("module").join(module.as_str());
-        if dir.is_dir() {
+        if self.host.is_dir(&dir) {
             // Only modules that were loaded have an initstate (kernel/module/sysfs.c); those with parameters have the directory
             // even when built in (kernel/params.c, `param_sysfs_builtin`).
             return match self.host.read_if_there(&dir.join("initstate")) {

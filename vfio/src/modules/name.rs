@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use reason::{Code, Coded};
 use serde::{Deserialize, Serialize};
 
 /// A kernel module's name, spelt with `_` as the kernel spells it. `vfio-pci` and `vfio_pci` are equal.
@@ -15,6 +16,16 @@ pub struct ModuleName(String);
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is no kernel module's name: letters, digits, '_' and '-', at most 56")]
 pub struct BadModuleName(pub String);
+
+impl Coded for BadModuleName {
+    fn code(&self) -> Code {
+        Code::InvalidRequest
+    }
+
+    fn retryable(&self) -> bool {
+        false
+    }
+}
 
 /// `MODULE_NAME_LEN` of a 64-bit kernel: 64 bytes less one pointer (include/linux/moduleparam.h).
 const LONGEST: usize = 56;

@@ -1,7 +1,8 @@
 //! PCI addresses as the kernel spells them.
 
-use std::{fmt, str::FromStr};
+use std::{fmt, ops::RangeInclusive, str::FromStr};
 
+use reason::{Code, Coded};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 
 /// The address of one PCI function: `0000:3b:00.0`.
@@ -20,6 +21,16 @@ pub struct Address {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is no PCI address: it takes DOMAIN:BUS:DEVICE.FUNCTION in hex, such as 0000:3b:00.0")]
 pub struct BadAddress(pub String);
+
+impl Coded for BadAddress {
+    fn code(&self) -> Code {
+        Code::InvalidRequest
+    }
+
+    fn retryable(&self) -> bool {
+        false
+    }
+}
 
 impl Address {
     /// An address from its numbers, or nothing where `device` exceeds 31 or `function` 7.
@@ -61,6 +72,12 @@ impl Address {
             }
             _ => None,
         }
+    }
+
+    /// All addresses of the slot that it is in.
+    #[must_use]
+    pub const fn slot(self) -> RangeInclusive<Self> {
+        RangeInclusive::new(Self { function: 0, ..self }, Self { function: 7, ..self })
     }
 
     /// Whether both are functions of one card: same domain, bus and device.

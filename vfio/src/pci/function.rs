@@ -2,10 +2,18 @@
 
 use std::{collections::BTreeMap, io};
 
+use reason::{Code, Coded};
 use serde::{Deserialize, Serialize};
 
-use super::{Address, Class};
-use crate::host::{Host, ReadError};
+use super::{
+    Address, Class, Identity, Role,
+    bar::{self, Region},
+    hex,
+};
+use crate::{
+    host::{Host, ReadError},
+    vendor,
+};
 
 /// One PCI function, as its sysfs directory described it at one moment.
 ///
@@ -15,11 +23,17 @@ pub struct Function {
     /// Where it is.
     pub address: Address,
     /// Vendor id (`0x10de` is NVIDIA).
-    #[serde(with = "hex4")]
+    #[serde(with = "hex")]
     pub vendor: u16,
     /// Device id.
-    #[serde(with = "hex4")]
+    #[serde(with = "hex")]
     pub device: u16,
+    /// Who made the board; 0 where there is no such file.
+    #[serde(with = "hex", default)]
+    pub subsystem_vendor: u16,
+    /// Which board it is; 0 where there is no such file.
+    #[serde(with = "hex", default)]
+    pub subsystem_device: u16,
     /// Exact class code.
     pub class: Class,
     /// The driver bound to it, by its directory's name under `/sys/bus/pci/drivers`.
@@ -44,19 +58,19 @@ pub struct Function {
     pub busy: bool,
     /// Name of its VFIO character device (`vfio3`), while a vfio driver of Linux 6.1 or newer is bound.
     pub vfio_dev: Option<String>,
+    /// The numbers of its own BARs that have a size and no address: firmware and kernel found no place for them, and the
+    /// kernel does not enable such a function for a VM (`pci_enable_resources`, drivers/pci/setup-res.c). Looked at for GPUs
+    /// and switches only.
+    #[serde(default)]
+    pub unassigned_bars: Vec<u8>,
 }
 
-/// Ids as four hex digits.
-mod hex4 {
-    use serde::{Deserialize, Deserializer, Serializer, de::Error};
-
-    pub fn serialize<S: Serializer>(id: &u16, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(&format_args!("{id:04x}"))
-    }
-
-    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u16, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        u16::from_str_radix(&text, 16).map_err(D::Error::custom)
+impl Function {
+    /// Which device it is, wherever it sits.
+    #[must_use]
+    pub fn identity(&self) -> Identity {
+        let Self { vendor, device, subsystem_vendor, subsystem_device, class, .. } = *self;
+        Identity { vendor, device, subsystem_vendor, subsystem_device, class }
     }
 }
 
@@ -64,7 +78,7 @@ mod hex4 {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FunctionError {
     /// The kernel did not give an attribute.
-    #[error("PCI function {address}: {source}")]
+    #[error("PCI function {address}")]
     Read {
         /// The function.
         address: Address,
@@ -101,6 +115,22 @@ impl FunctionError {
             Self::Read { address, .. } | Self::Content { address, .. } | Self::Said { address, .. } => {
                 *address
             }
+        }
+    }
+}
+
+impl Coded for FunctionError {
+    fn code(&self) -> Code {
+        match self {
+            Self::Read { .. } | Self::Content { .. } | Self::Said { .. } => Code::Unreadable,
+        }
+    }
+
+    fn retryable(&self) -> bool {
+        match self {
+            Self::Read { source, .. } => source.retryable(),
+            Self::Content { .. } => false,
+            Self::Said { .. } => true,
         }
     }
 }
@@ -170,7 +200,7 @@ fn present(
 ) -> Result<Option<Function>, FunctionError> {
     match function {
         // A function that was unplugged while it was read fails in any of these ways; that is no error of its own.
-        Err(_) if !host.function_dir(address).exists() => Ok(None),
+        Err(_) if !host.exists(&host.function_dir(address)) => Ok(None),
         other => other.map(Some),
     }
 }
@@ -212,13 +242,19 @@ fn read_unlocked(host: &Host, address: Address) -> Result<Function, FunctionErro
         }
     };
     let id = |attribute| {
-        let number = hex(attribute, "a 16-bit id such as 0x10de")?;
+        let number = hex(attribute, ID)?;
         u16::try_from(number).map_err(|_| FunctionError::Content {
             address,
             attribute,
             content: format!("{number:#x}"),
-            expected: "a 16-bit id such as 0x10de",
+            expected: ID,
         })
+    };
+    // No driver goes by these alone: what makes no sense there is as if it were missing.
+    let subsystem_id = |attribute| {
+        let content = optional(attribute)?.unwrap_or_default();
+        let digits = content.trim().strip_prefix("0x").unwrap_or_default();
+        Ok(u16::from_str_radix(digits, 16).unwrap_or(0))
     };
     let number = |attribute: &'static str, absent: i64, expected: &'static str| match optional(attribute)? {
         None => Ok(absent),
@@ -239,22 +275,40 @@ fn read_unlocked(host: &Host, address: Address) -> Result<Function, FunctionErro
             expected: "a link to a group's number",
         })?),
     };
+    let (vendor, device) = (id("vendor")?, id("device")?);
+    let class = Class(hex("class", "a class code such as 0x030200")?);
+    let physfn = link("physfn")?.and_then(|name| name.parse().ok());
+    // Of other functions there are thousands, and nobody asks for more of them.
+    let asked = physfn.is_none() && vendor::role(vendor, device, class).is_some_and(Role::is_offered);
+    let resource = if asked { optional("resource")? } else { None };
     // A missing numa_node or modalias says nothing wrong of a function: kernels are built without NUMA.
     Ok(Function {
         address,
-        vendor: id("vendor")?,
-        device: id("device")?,
-        class: Class(hex("class", "a class code such as 0x030200")?),
+        vendor,
+        device,
+        subsystem_vendor: subsystem_id("subsystem_vendor")?,
+        subsystem_device: subsystem_id("subsystem_device")?,
+        class,
         driver: link("driver")?,
         driver_override: None,
         iommu_group: group,
         numa_node: i32::try_from(number("numa_node", -1, "a NUMA node's number")?).unwrap_or(-1),
         modalias: optional("modalias")?.unwrap_or_default().trim().to_owned(),
-        physfn: link("physfn")?.and_then(|name| name.parse().ok()),
+        physfn,
         num_vfs: 0,
         busy: true,
         vfio_dev: vfio_dev(host, address).map_err(failed)?,
+        unassigned_bars: resource.as_deref().map(unassigned).unwrap_or_default(),
     })
+}
+
+/// What an id's file holds.
+const ID: &str = "a 16-bit id such as 0x10de";
+
+/// The function's own BARs that have no address, by its `resource` file.
+fn unassigned(resource: &str) -> Vec<u8> {
+    let bars = bar::parse(resource).into_iter();
+    bars.filter(|bar| bar.region == Region::Bar && !bar.assigned).map(|bar| bar.index).collect()
 }
 
 fn vfio_dev(host: &Host, address: Address) -> Result<Option<String>, ReadError> {
@@ -262,5 +316,22 @@ fn vfio_dev(host: &Host, address: Address) -> Result<Option<String>, ReadError> 
         Ok(names) => Ok(names.into_iter().find(|name| name.starts_with("vfio"))),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn roms_and_the_bars_of_vfs_may_be_without_an_address() {
+        const PLACED: &str = "0x0000206000000000 0x00002067ffffffff 0x000000000014220c\n";
+        const UNSET: &str = "0x0000000000000000 0x00000007ffffffff 0x000000002014220c\n";
+        const NONE: &str = "0x0000000000000000 0x0000000000000000 0x0000000000000000\n";
+        // BAR 1 and 3, the ROM, VF BAR 0.
+        let text =
+            [PLACED, UNSET, NONE, UNSET, NONE, NONE, UNSET, UNSET, NONE, NONE, NONE, NONE, NONE].concat();
+        assert_eq!(unassigned(&text), [1, 3]);
+        assert!(unassigned(PLACED).is_empty() && unassigned("").is_empty());
     }
 }

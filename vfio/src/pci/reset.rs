@@ -38,7 +38,7 @@ impl ResetMethods {
         match host.read(&dir.join("reset_method")) {
             Ok(content) => Self::parse(&content),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                if dir.join("reset").exists() {
+                if host.exists(&dir.join("reset")) {
                     Self::Unlisted
                 } else {
                     Self::Absent

@@ -1,6 +1,6 @@
 //! Where a function sits: the ports and switches between it and its root, its slot, its distance to memory.
 
-use std::{collections::BTreeMap, fs, path::Path};
+use std::{collections::BTreeMap, path::Path};
 
 use serde::Serialize;
 
@@ -51,7 +51,7 @@ impl Topology {
 /// (`/sys/devices/pci0000:3a/0000:3a:01.0/0000:3b:00.0`). `port` says what configuration space tells of a bridge.
 #[must_use]
 pub fn topology(host: &Host, address: Address, port: impl Fn(Address) -> Option<PortType>) -> Topology {
-    let Ok(path) = fs::canonicalize(host.function_dir(address)) else { return Topology::default() };
+    let Ok(Some(path)) = host.real_path(&host.function_dir(address)) else { return Topology::default() };
     way(&path, port)
 }
 

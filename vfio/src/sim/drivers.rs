@@ -38,7 +38,8 @@ const DRIVERS: &[Driver] = &[
     of_any_vendor("xhci_hcd", &[0x0c03]),
     driver("mlx5_core", 0x15b3, &[0x0200, 0x0207]),
     driver("ast", 0x1a03, &[0x0300]),
-    driver("amdgpu", 0x1002, &[0x0300, 0x0302, 0x0380]),
+    // PCI_CLASS_ACCELERATOR_PROCESSING by pciidlist (drivers/gpu/drm/amd/amdgpu/amdgpu_drv.c).
+    driver("amdgpu", 0x1002, &[0x0300, 0x0302, 0x0380, 0x1200]),
     driver("i915", 0x8086, &[0x0300, 0x0380]),
     driver("ice", 0x8086, &[0x0200]),
     driver("vmd", 0x8086, &[0x0104]),
@@ -91,11 +92,21 @@ pub(super) fn of_module(module: &ModuleName) -> Option<String> {
     known.or_else(|| is_vfio(module.as_str()).then(|| module.to_string()))
 }
 
-/// Whether nodes below `/dev` come and go with this driver's functions, and how they are called.
-pub(super) fn node_prefix(driver: &str) -> Option<&'static str> {
+/// The nodes below `/dev` that come and go with a driver's functions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Nodes {
+    /// One with this beginning and the lowest free number.
+    Numbered(&'static str),
+    /// A display and a render node in `/dev/dri`; beside them `/dev/kfd`, while any function is on the driver.
+    Drm,
+}
+
+/// Which nodes come and go with this driver's functions.
+pub(super) fn nodes(driver: &str) -> Option<Nodes> {
     match driver {
-        "nvidia" => Some("nvidia"),
-        "nvidia-nvswitch" => Some("nvidia-nvswitch"),
+        "nvidia" => Some(Nodes::Numbered("nvidia")),
+        "nvidia-nvswitch" => Some(Nodes::Numbered("nvidia-nvswitch")),
+        "amdgpu" => Some(Nodes::Drm),
         _ => None,
     }
 }

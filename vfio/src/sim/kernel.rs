@@ -4,7 +4,7 @@
 //! * `drivers_probe`: ENODEV for an unknown address, EINVAL when a driver matched and failed, success when none matched
 //!   (drivers/base/bus.c, `drivers_probe_store`);
 //! * `unbind`: ENODEV when the function is not on that driver (`unbind_store`);
-//! * unbinding from vfio-pci blocks while the device is open, from `nvidia` while one of its nodes is;
+//! * unbinding from vfio-pci blocks while the device is open, from a GPU's host driver while one of its nodes is;
 //! * a module is loaded once (EEXIST), after those it needs (ENOENT), and its driver is tried on every driverless function;
 //! * a DMA-owning driver cannot bind while the group is open for a user (`iommu_device_use_default_domain`).
 
@@ -17,7 +17,7 @@ use nix::{
 };
 
 use super::{
-    Effect, Moment, drivers, modules, process,
+    Effect, Moment, drivers, modules, node, process,
     tree::{self, Tree},
 };
 use crate::{
@@ -170,23 +170,10 @@ fn bind(tree: &Tree, function: &Function, driver: &str) -> io::Result<()> {
     if let (true, Some(group)) = (drivers::has_group_node(driver), function.iommu_group) {
         tree::put(&host.dev("vfio").join(group.to_string()), "")?;
         let taken = taken_vfio_devs(tree)?;
-        let number = free_number(|n| taken.contains(&format!("vfio{n}")));
+        let number = node::free_number(|n| taken.contains(&format!("vfio{n}")));
         tree::put(&host.function_dir(address).join(format!("vfio-dev/vfio{number}/dev")), "")?;
     }
-    // A VF on the host's vGPU driver is no GPU of the host's: it has no node of that driver.
-    if let Some(prefix) = drivers::node_prefix(driver).filter(|_| function.physfn.is_none()) {
-        let minor = free_number(|n| host.dev(&format!("{prefix}{n}")).exists());
-        tree::put(&host.dev(&format!("{prefix}{minor}")), "")?;
-        if driver == "nvidia" {
-            tree::put(
-                &host.proc(&format!("driver/nvidia/gpus/{address}/information")),
-                &format!("Model: \t\t Simulated\nBus Location: \t {address}\nDevice Minor: \t {minor}\n"),
-            )?;
-        } else {
-            // The NVSwitch driver has no such file; the simulation notes whose node it is for itself.
-            tree::put(&host.function_dir(address).join("sim_node"), &format!("{prefix}{minor}"))?;
-        }
-    }
+    node::make(tree, function, driver)?;
     tree.uevent()
 }
 
@@ -204,17 +191,8 @@ fn unbind(tree: &Tree, function: &Function, driver: &str) -> io::Result<()> {
             tree::remove(&host.dev("vfio").join(group.to_string()))?;
         }
     }
-    if let Some(node) = process::driver_node(tree, function, driver) {
-        tree::remove(&host.root().join(node.trim_start_matches('/')))?;
-        tree::remove_dir(&host.proc(&format!("driver/nvidia/gpus/{address}")))?;
-        tree::remove(&host.function_dir(address).join("sim_node"))?;
-    }
+    node::remove(tree, function, driver)?;
     tree.uevent()
-}
-
-/// The lowest number that is not taken.
-fn free_number(taken: impl Fn(u32) -> bool) -> u32 {
-    (0..).find(|number| !taken(*number)).unwrap_or_default()
 }
 
 fn taken_vfio_devs(tree: &Tree) -> io::Result<Vec<String>> {

@@ -11,6 +11,7 @@ mod drivers;
 pub mod fault;
 pub mod kernel;
 pub mod modules;
+mod node;
 pub mod process;
 pub mod profile;
 mod tree;
@@ -24,6 +25,7 @@ pub use fault::{Effect, Fault, Moment};
 pub use modules::ModuleTree;
 pub use process::OpenError;
 pub use profile::{Profile, ProfileError, ProfileFunction};
+use reason::{Code, Coded};
 use tree::Tree;
 
 use crate::{
@@ -52,6 +54,22 @@ pub enum SimulationError {
     /// The tree, once laid, is no host.
     #[error(transparent)]
     Host(#[from] HostError),
+}
+
+impl Coded for SimulationError {
+    fn code(&self) -> Code {
+        match self {
+            Self::Tree { .. } => Code::NoSimulation,
+            Self::Host(error) => error.code(),
+        }
+    }
+
+    fn retryable(&self) -> bool {
+        match self {
+            Self::Tree { .. } => false,
+            Self::Host(error) => error.retryable(),
+        }
+    }
 }
 
 impl Simulation {

@@ -2,14 +2,16 @@
 
 use std::{io, os::unix::fs::symlink, path::Path};
 
+use reason::{Code, Coded};
+
 use super::{
-    Simulation, drivers,
+    Simulation, node,
     tree::{self, Tree},
 };
 use crate::{
     driver::is_vfio,
     host::Host,
-    iommu, nvidia,
+    iommu,
     pci::{self, Function},
 };
 
@@ -31,6 +33,25 @@ pub enum OpenError {
     /// The tree.
     #[error("the simulated node cannot be changed")]
     Tree(#[from] io::Error),
+}
+
+impl Coded for OpenError {
+    fn code(&self) -> Code {
+        match self {
+            Self::NoNode(_) => Code::NoGroupNode,
+            Self::Busy(_) => Code::InUse,
+            Self::NotViable(_) => Code::NotViable,
+            Self::Tree(_) => Code::NoSimulation,
+        }
+    }
+
+    /// Others may close the group, or bind its members; a tree that cannot be changed stays so.
+    fn retryable(&self) -> bool {
+        match self {
+            Self::NoNode(_) | Self::Busy(_) | Self::NotViable(_) => true,
+            Self::Tree(_) => false,
+        }
+    }
 }
 
 impl Simulation {
@@ -119,22 +140,7 @@ pub(super) fn blocks_unbind(tree: &Tree, function: &Function, driver: &str) -> i
         let holders = has_open(&all, &iommu::group_node(group));
         return Ok(all.iter().any(|(pid, target)| holders.contains(pid) && target == VFIO_DEVICE));
     }
-    let node = driver_node(tree, function, driver);
-    Ok(node.is_some_and(|node| !has_open(&all, &node).is_empty()))
-}
-
-/// The node below `/dev` that the driver made for this function.
-pub(super) fn driver_node(tree: &Tree, function: &Function, driver: &str) -> Option<String> {
-    drivers::node_prefix(driver)?;
-    let host = tree.host();
-    if let Ok(name) = host.read(&host.function_dir(function.address).join("sim_node")) {
-        return Some(format!("/dev/{name}"));
-    }
-    let nodes = nvidia::nodes(host).ok()?;
-    nodes
-        .into_iter()
-        .find(|(_, scope)| *scope == nvidia::Scope::Function(function.address))
-        .map(|(node, _)| node)
+    Ok(node::awaited(tree, function, driver).iter().any(|node| !has_open(&all, node).is_empty()))
 }
 
 pub(super) fn end_all(tree: &Tree) -> io::Result<()> {

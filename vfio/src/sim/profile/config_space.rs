@@ -1,7 +1,7 @@
 //! The first 64 bytes of configuration space: what a reader without CAP_SYS_ADMIN gets of it.
 
 use super::{
-    ProfileFunction,
+    Answers, ProfileFunction,
     memory::{Regions, registers},
 };
 
@@ -28,6 +28,9 @@ pub(super) fn header(
     buses: Option<Buses>,
     regions: &Regions,
 ) -> Vec<u8> {
+    if function.answers == Answers::No {
+        return vec![0xff; 64];
+    }
     let is_vf = function.physfn.is_some();
     let mut out = Vec::with_capacity(64);
     let (vendor, device) = if is_vf { (0xffff, 0xffff) } else { (function.vendor, function.device) };
@@ -37,7 +40,10 @@ pub(super) fn header(
     out.extend(STATUS.to_le_bytes());
     let [_, base, sub, interface] = function.class.to_be_bytes();
     out.extend([function.revision, interface, sub, base]);
-    let kind = if function.is_bridge() { 1 } else { 0 };
+    let kind = match function.answers {
+        Answers::HeaderType7f => 0x7f,
+        Answers::Yes | Answers::No => u8::from(function.is_bridge()),
+    };
     out.extend([0, 0, kind | if multifunction { 0x80 } else { 0 }, 0]);
     if function.is_bridge() {
         type_1(&mut out, function, buses);

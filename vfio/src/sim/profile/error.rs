@@ -5,6 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use reason::{Code, Coded};
 use serde_saphyr::Location;
 
 use crate::pci::Address;
@@ -134,4 +135,36 @@ pub enum ProfileError {
         /// The function.
         address: Address,
     },
+}
+
+impl Coded for ProfileError {
+    fn code(&self) -> Code {
+        match self {
+            Self::Unknown { .. }
+            | Self::Read { .. }
+            | Self::Parse { .. }
+            | Self::Value { .. }
+            | Self::Addresses { .. }
+            | Self::Misplaced { .. }
+            | Self::Duplicate { .. }
+            | Self::UnknownDriver { .. }
+            | Self::NotLoaded { .. }
+            | Self::NoRoom { .. } => Code::NoSimulation,
+        }
+    }
+
+    fn retryable(&self) -> bool {
+        match self {
+            Self::Unknown { .. }
+            | Self::Read { .. }
+            | Self::Parse { .. }
+            | Self::Value { .. }
+            | Self::Addresses { .. }
+            | Self::Misplaced { .. }
+            | Self::Duplicate { .. }
+            | Self::UnknownDriver { .. }
+            | Self::NotLoaded { .. }
+            | Self::NoRoom { .. } => false,
+        }
+    }
 }

@@ -1,65 +1,18 @@
-//! The file as it is spelt, and what is checked of it. `docs/profiles.md` tells of every key.
+//! What is checked of a file, and the profile that it makes.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::Path,
 };
 
-use serde::Deserialize;
 use serde_saphyr::{Location, Spanned, UserMessageFormatter};
 
-use super::{DRIVERS, Framebuffer, Place, Profile, ProfileError, ProfileFunction, memory, values};
+use super::{
+    DRIVERS, Place, Profile, ProfileError, ProfileFunction, memory,
+    spelling::{Entry, File, Vfs, line, refuse},
+    values,
+};
 use crate::{pci::Address, sim::drivers};
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct File {
-    name: Spanned<String>,
-    drivers: Option<Vec<Spanned<String>>>,
-    cpus: Option<BTreeMap<u32, Spanned<String>>>,
-    functions: Vec<Spanned<Entry>>,
-}
-
-/// One or more functions that share a description.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Entry {
-    address: Option<Spanned<String>>,
-    addresses: Option<Vec<Spanned<String>>>,
-    groups: Option<BTreeMap<u32, Vec<Spanned<String>>>>,
-    group: Option<Spanned<u32>>,
-    id: Spanned<String>,
-    class: Spanned<String>,
-    subsystem: Option<Spanned<String>>,
-    revision: Option<Spanned<String>>,
-    driver: Option<Spanned<String>>,
-    numa: Option<Spanned<i32>>,
-    behind: Option<Spanned<String>>,
-    boot_vga: Option<Spanned<bool>>,
-    framebuffer: Option<Spanned<Framebuffer>>,
-    reset_method: Option<Spanned<String>>,
-    bars: Option<BTreeMap<u8, Spanned<String>>>,
-    vfs: Option<Spanned<Vfs>>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Vfs {
-    pub count: Spanned<u16>,
-    pub offset: Spanned<u16>,
-    pub stride: Option<Spanned<u16>>,
-    pub device: Option<Spanned<String>>,
-    pub bars: Option<BTreeMap<u8, Spanned<String>>>,
-    pub enabled: Option<Spanned<u16>>,
-    pub driver: Option<Spanned<String>>,
-    pub group: Option<Spanned<u32>>,
-    pub numa: Option<Spanned<i32>>,
-}
-
-/// The line of a value.
-pub(super) fn line<T>(value: &Spanned<T>) -> Location {
-    value.referenced
-}
 
 pub(super) fn parse(text: &str, path: &Path) -> Result<Profile, ProfileError> {
     let options = serde_saphyr::options! { strict_booleans: true };
@@ -72,12 +25,7 @@ pub(super) fn parse(text: &str, path: &Path) -> Result<Profile, ProfileError> {
     let name = file.name.value.clone();
     let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     if name.is_empty() || !name.chars().all(fits) {
-        return Err(values::refuse(
-            path,
-            &file.name,
-            "name",
-            "small letters, digits and dashes, such as hgx-h100",
-        ));
+        return Err(refuse(path, &file.name, "name", "small letters, digits and dashes, such as hgx-h100"));
     }
     let mut reader = Reader { path, loaded: None, seen: BTreeMap::new(), functions: Vec::new() };
     reader.loaded = file.drivers.map(|drivers| reader.drivers(drivers)).transpose()?;
@@ -89,10 +37,11 @@ pub(super) fn parse(text: &str, path: &Path) -> Result<Profile, ProfileError> {
     functions.sort_by_key(|function| function.address);
     memory::assign(&functions).map_err(|address| ProfileError::NoRoom { path: path.to_owned(), address })?;
     let numa_cpus = numa_cpus(path, file.cpus, &functions, &file.functions)?;
+    let reserved = values::reserved(path, file.reserved, &functions)?;
     let bound = functions.iter().filter_map(|function| function.driver.clone());
     let drivers = loaded
         .unwrap_or_else(|| DRIVERS.into_iter().map(str::to_owned).chain(bound).collect::<BTreeSet<_>>());
-    Ok(Profile { name, functions, drivers: drivers.into_iter().collect(), numa_cpus })
+    Ok(Profile { name, functions, drivers: drivers.into_iter().collect(), numa_cpus, reserved })
 }
 
 struct Reader<'a> {
@@ -189,6 +138,7 @@ impl Reader<'_> {
         let driver = self.driver(given.driver.as_ref())?;
         let bars = values::bars(path, given.bars.as_ref())?;
         let framebuffer = given.framebuffer.as_ref().map(|framebuffer| framebuffer.value);
+        let answers = given.answers.as_ref().map(|text| values::answers(path, text)).transpose()?;
         let places = self.addresses(entry)?;
         for (nth, (address, group, at)) in (0_u32..).zip(places) {
             let function = ProfileFunction {
@@ -200,6 +150,8 @@ impl Reader<'_> {
                 behind,
                 boot_vga: given.boot_vga.as_ref().is_some_and(|boot_vga| boot_vga.value),
                 framebuffer,
+                console: given.console.as_ref().is_some_and(|console| console.value),
+                answers: answers.unwrap_or_default(),
                 reset_method: reset.clone(),
                 bars: bars.clone(),
                 ..ProfileFunction::new(address, vendor, device, class)
@@ -213,7 +165,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// At most one function has the console, and only where a firmware could have it.
+    /// At most one function has the firmware's console, and only where a firmware could have it; the kernel's needs a driver.
     fn console(&self, given: &Entry, function: &ProfileFunction) -> Result<(), ProfileError> {
         let taken = |of: fn(&ProfileFunction) -> bool| self.functions.iter().any(of);
         if let Some(boot_vga) = given.boot_vga.as_ref().filter(|boot_vga| boot_vga.value) {
@@ -227,6 +179,12 @@ impl Reader<'_> {
             if taken(|other| other.boot_vga) {
                 return Err(self.misplaced(boot_vga, "boot_vga", "another function has the console already"));
             }
+        }
+        if let Some(console) = given.console.as_ref().filter(|console| console.value)
+            && function.driver.is_none()
+        {
+            let reason = "its framebuffer device is the driver's: give the function one";
+            return Err(self.misplaced(console, "console", reason));
         }
         if let Some(framebuffer) = &given.framebuffer {
             if memory::framebuffer_bar(function).is_none() {
@@ -301,7 +259,7 @@ impl Reader<'_> {
             let Some(given) = &entry.value.behind else { continue };
             for (address, ..) in self.addresses(entry)? {
                 Self::way_to_root(address, &by_address)
-                    .ok_or_else(|| values::refuse(self.path, given, "behind", BEHIND))?;
+                    .ok_or_else(|| refuse(self.path, given, "behind", BEHIND))?;
             }
         }
         Ok(())
@@ -343,7 +301,7 @@ fn numa_cpus(
         let of_vfs = entry.value.vfs.as_ref().and_then(|vfs| vfs.value.numa.as_ref());
         for numa in entry.value.numa.iter().chain(of_vfs) {
             if !there(numa) {
-                return Err(values::refuse(path, numa, "numa", "a node that cpus lists, or -1"));
+                return Err(refuse(path, numa, "numa", "a node that cpus lists, or -1"));
             }
         }
     }

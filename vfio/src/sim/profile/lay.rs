@@ -1,9 +1,15 @@
 //! A profile laid as a tree: the files and links of sysfs, procfs and devtmpfs.
 
-use std::{collections::BTreeMap, fmt::Write as _, fs, io, os::unix::fs::symlink, path::Path};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Write as _,
+    fs, io,
+    os::unix::fs::symlink,
+    path::Path,
+};
 
 use super::{
-    Framebuffer, Profile, ProfileFunction,
+    Framebuffer, Profile, ProfileFunction, ReservedKind,
     config_space::{Buses, header},
     memory::{self, Regions},
 };
@@ -46,6 +52,7 @@ impl Profile {
         for function in &self.functions {
             node.lay(function)?;
         }
+        node.lay_consoles()?;
         let tree = Tree::new(Host::at(root).map_err(io::Error::other)?);
         for function in &self.functions {
             if let Some(driver) = &function.driver {
@@ -148,6 +155,7 @@ impl Node<'_> {
             let up = "../".repeat(path.split('/').count() + 1);
             symlink(format!("{up}kernel/iommu_groups/{group}"), dir.join("iommu_group"))?;
             symlink(format!("../../../../devices/{path}"), group_dir.join("devices").join(&name))?;
+            tree::put(&group_dir.join("reserved_regions"), &self.reserved_regions(group))?;
         }
         Ok(())
     }
@@ -206,6 +214,46 @@ impl Node<'_> {
         Ok(())
     }
 
+    /// The lines of a group's `reserved_regions`, by address as the kernel sorts them.
+    fn reserved_regions(&self, group: u32) -> String {
+        let usual = BTreeSet::from([ReservedKind::Msi]);
+        let kinds = self.profile.reserved.get(&group).unwrap_or(&usual);
+        let mut regions: Vec<_> = kinds.iter().map(|kind| (reserved_region(*kind), kind.as_str())).collect();
+        regions.sort_unstable();
+        regions.iter().map(|((start, end), kind)| format!("{start:#018x} {end:#018x} {kind}\n")).collect()
+    }
+
+    /// The framebuffer devices that carry the kernel's console, and fbcon as the console driver that draws on them.
+    fn lay_consoles(&self) -> io::Result<()> {
+        let carriers: Vec<_> = self.by_address.values().filter(|function| function.console).collect();
+        if carriers.is_empty() {
+            return Ok(());
+        }
+        let sys = self.root.join("sys");
+        fs::create_dir_all(sys.join("class/vtconsole"))?;
+        fs::create_dir_all(sys.join("class/graphics/fbcon"))?;
+        for (number, function) in carriers.into_iter().enumerate() {
+            let path = format!("{}/graphics/fb{number}", self.device_path(function));
+            let dir = sys.join("devices").join(&path);
+            tree::put(
+                &dir.join("name"),
+                &format!("{}drmfb\n", function.driver.as_deref().unwrap_or_default()),
+            )?;
+            symlink(format!("../../../{}", function.address), dir.join("device"))?;
+            symlink(format!("../../devices/{path}"), sys.join(format!("class/graphics/fb{number}")))?;
+        }
+        for (vtconsole, name, bound) in
+            [("vtcon0", "(S) dummy device", "0"), ("vtcon1", "(M) frame buffer device", "1")]
+        {
+            let dir = sys.join("devices/virtual/vtconsole").join(vtconsole);
+            tree::put(&dir.join("name"), &format!("{name}\n"))?;
+            tree::put(&dir.join("bind"), &format!("{bound}\n"))?;
+            let link = format!("../../devices/virtual/vtconsole/{vtconsole}");
+            symlink(link, sys.join("class/vtconsole").join(vtconsole))?;
+        }
+        Ok(())
+    }
+
     /// The platform device that holds on to the firmware's framebuffer.
     fn lay_framebuffer(&self, function: &ProfileFunction) -> io::Result<()> {
         let name = match function.framebuffer {
@@ -218,6 +266,17 @@ impl Node<'_> {
         tree::put(&driver.join("unbind"), "")?;
         symlink(format!("../../../bus/platform/drivers/{name}"), device.join("driver"))?;
         symlink(format!("../../../../devices/platform/{name}.0"), driver.join(format!("{name}.0")))
+    }
+}
+
+/// Where a region of its kind is on an x86 node: firmware tables below 2 GiB, memory stolen for graphics above them, the
+/// interrupt controllers, AMD's HyperTransport range.
+fn reserved_region(kind: ReservedKind) -> (u64, u64) {
+    match kind {
+        ReservedKind::Direct => (0x7b80_0000, 0x7fff_ffff),
+        ReservedKind::DirectRelaxable => (0x8b00_0000, 0x8f7f_ffff),
+        ReservedKind::Msi => (0xfee0_0000, 0xfeef_ffff),
+        ReservedKind::Reserved => (0xfd_0000_0000, 0xff_ffff_ffff),
     }
 }
 

@@ -26,6 +26,8 @@ pub(super) struct Region {
     pub size: u64,
     pub space: Space,
     pub prefetchable: bool,
+    /// Whether it has a place; its start is 0 without.
+    pub assigned: bool,
 }
 
 impl Region {
@@ -40,7 +42,9 @@ impl Region {
             Space::Memory32 => 0x200,
             Space::Memory64 => 0x10_0204,
         };
-        0x4_0000 | kind | if self.prefetchable { 0x2008 } else { 0 }
+        // IORESOURCE_UNSET.
+        let unset = if self.assigned { 0 } else { 0x2000_0000 };
+        0x4_0000 | kind | unset | if self.prefetchable { 0x2008 } else { 0 }
     }
 }
 
@@ -66,11 +70,15 @@ pub(super) fn assign(functions: &[ProfileFunction]) -> Result<Regions, Address> 
                 Space::Memory32 => (&mut low, LOW.1),
                 Space::Memory64 => (&mut high, HIGH.1),
             };
+            let Bar { index, space, prefetchable, assigned, .. } = *bar;
             let size = bar.size.saturating_mul(count);
-            let start = next.checked_next_multiple_of(bar.size).ok_or(function.address)?;
-            *next = start.checked_add(size).filter(|end| *end <= limit).ok_or(function.address)?;
-            let Bar { index, space, prefetchable, .. } = *bar;
-            regions.insert((function.address, first + index), Region { start, size, space, prefetchable });
+            let mut start = 0;
+            if assigned {
+                start = next.checked_next_multiple_of(bar.size).ok_or(function.address)?;
+                *next = start.checked_add(size).filter(|end| *end <= limit).ok_or(function.address)?;
+            }
+            let region = Region { start, size, space, prefetchable, assigned };
+            regions.insert((function.address, first + index), region);
         }
     }
     let mut counted: BTreeMap<Address, u64> = BTreeMap::new();
@@ -79,7 +87,8 @@ pub(super) fn assign(functions: &[ProfileFunction]) -> Result<Regions, Address> 
         let number = counted.entry(physfn).or_default();
         for bar in &vf.bars {
             let Some(whole) = regions.get(&(physfn, VF_RESOURCES + bar.index)).copied() else { continue };
-            let start = whole.start.saturating_add(bar.size.saturating_mul(*number));
+            let offset = if whole.assigned { bar.size.saturating_mul(*number) } else { 0 };
+            let start = whole.start.saturating_add(offset);
             regions.insert((vf.address, bar.index), Region { start, size: bar.size, ..whole });
         }
         *number += 1;
@@ -109,7 +118,8 @@ pub(super) fn iomem(functions: &[ProfileFunction], regions: &Regions) -> String 
         let _ = writeln!(out, "{:indent$}{start:08x}-{end:08x} : {name}", "", indent = depth * 2);
     };
     let by_address: BTreeMap<Address, &ProfileFunction> = functions.iter().map(|f| (f.address, f)).collect();
-    let mut memory: Vec<_> = regions.iter().filter(|(_, region)| region.space != Space::Io).collect();
+    let mut memory: Vec<_> =
+        regions.iter().filter(|(_, region)| region.space != Space::Io && region.assigned).collect();
     memory.sort_by_key(|(at, region)| (region.start, *at));
     for ((address, number), region) in &memory {
         let Some(function) = by_address.get(address) else { continue };
@@ -144,10 +154,10 @@ pub(super) fn iomem(functions: &[ProfileFunction], regions: &Regions) -> String 
     out
 }
 
-/// The BAR that the firmware draws in: the first prefetchable one.
+/// The BAR that the firmware draws in: the first prefetchable one with a place.
 pub(super) fn framebuffer_bar(function: &ProfileFunction) -> Option<u8> {
     let mut memory = function.bars.iter().filter(|bar| bar.space != Space::Io);
-    memory.find(|bar| bar.prefetchable).map(|bar| bar.index)
+    memory.find(|bar| bar.prefetchable && bar.assigned).map(|bar| bar.index)
 }
 
 /// The value of a BAR's register, and of the one after it for a 64-bit BAR.

@@ -8,9 +8,14 @@ mod error;
 mod file;
 mod lay;
 mod memory;
+mod spelling;
 mod values;
 
-use std::{collections::BTreeMap, fs, path::Path};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::Path,
+};
 
 pub use error::{Place, ProfileError};
 use serde::Deserialize;
@@ -28,6 +33,47 @@ pub struct Profile {
     pub drivers: Vec<String>,
     /// The CPUs of each NUMA node, as the kernel lists them (`0-55,112-167`; empty for a node without).
     pub numa_cpus: BTreeMap<u32, String>,
+    /// The reserved regions of groups that list others than the interrupt controllers' alone.
+    pub reserved: BTreeMap<u32, BTreeSet<ReservedKind>>,
+}
+
+/// What a reserved region of a group is, as `reserved_regions` spells it (`iommu_group_resv_type_string`,
+/// drivers/iommu/iommu.c).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ReservedKind {
+    /// To be mapped one to one, whoever has the device.
+    Direct,
+    /// To be mapped one to one only while the firmware may still use the device.
+    DirectRelaxable,
+    /// Where interrupts are written to.
+    Msi,
+    /// Not to be mapped.
+    Reserved,
+}
+
+impl ReservedKind {
+    /// As the kernel and the profile spell it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Direct => "direct",
+            Self::DirectRelaxable => "direct-relaxable",
+            Self::Msi => "msi",
+            Self::Reserved => "reserved",
+        }
+    }
+}
+
+/// How a function's configuration space answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Answers {
+    /// As it should.
+    #[default]
+    Yes,
+    /// With all ones: the function fell off the bus.
+    No,
+    /// With a header of type 0x7f, which none has.
+    HeaderType7f,
 }
 
 /// One function of a profile.
@@ -57,6 +103,10 @@ pub struct ProfileFunction {
     pub boot_vga: bool,
     /// Which driver keeps the firmware's framebuffer in one of its BARs.
     pub framebuffer: Option<Framebuffer>,
+    /// Whether its driver's framebuffer device carries the kernel's own console.
+    pub console: bool,
+    /// How its configuration space answers.
+    pub answers: Answers,
     /// What `reset_method` lists; none where the kernel has no way to reset it.
     pub reset_method: Option<String>,
     /// Its memory and I/O regions.
@@ -78,6 +128,8 @@ pub struct Bar {
     pub space: Space,
     /// Whether reads have no side effects.
     pub prefetchable: bool,
+    /// Whether the firmware found a place for it.
+    pub assigned: bool,
 }
 
 /// What a BAR decodes.
@@ -155,6 +207,7 @@ const BUILT_IN: &[(&str, &str)] = built_in![
     "hgx-h200",
     "l40s",
     "mcp55",
+    "mi300x",
     "mixed-a10-l40s",
     "quadro",
     "rtx-pro-6000",
@@ -254,6 +307,8 @@ impl ProfileFunction {
             behind: None,
             boot_vga: false,
             framebuffer: None,
+            console: false,
+            answers: Answers::Yes,
             reset_method: None,
             bars: Vec::new(),
             sriov: None,

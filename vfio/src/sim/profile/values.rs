@@ -1,31 +1,21 @@
 //! The values of a profile, one by one.
 
-use std::{collections::BTreeMap, fmt::Display, path::Path, str::FromStr};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+    str::FromStr,
+};
 
 use serde_saphyr::Spanned;
 
 use super::{
-    Bar, Place, ProfileError, ProfileFunction, Space, Sriov,
-    file::{Vfs, line},
+    Answers, Bar, ProfileError, ProfileFunction, ReservedKind, Space, Sriov,
+    spelling::{Vfs, refuse},
 };
 use crate::pci::Address;
 
 /// How many NUMA nodes a kernel has at most (`NODES_SHIFT` 10).
 const NUMA_NODES: i32 = 1024;
-
-pub(super) fn refuse<T: Display>(
-    path: &Path,
-    given: &Spanned<T>,
-    key: &'static str,
-    expected: &'static str,
-) -> ProfileError {
-    ProfileError::Value {
-        place: Place::new(path, Some(line(given))),
-        key,
-        value: given.value.to_string(),
-        expected,
-    }
-}
 
 pub(super) fn address(
     path: &Path,
@@ -104,7 +94,7 @@ pub(super) fn bars(
         let bar = bar(*index, &text.value).ok_or_else(|| {
             refused(
                 "a power of two, then what holds of 64 and prefetchable, or io: \"16M\", \"32G 64 prefetchable\", \
-                 \"128 io\"; without 64 it is at most 1G",
+                 \"128 io\"; without 64 it is at most 1G; unassigned at the end for one without an address",
             )
         })?;
         let last = if bar.space == Space::Memory64 { index.saturating_add(1) } else { *index };
@@ -124,7 +114,7 @@ pub(super) fn bars(
 fn bar(index: u8, text: &str) -> Option<Bar> {
     let mut words = text.split(' ');
     let size = size(words.next()?)?;
-    let mut bar = Bar { index, size, space: Space::Memory32, prefetchable: false };
+    let mut bar = Bar { index, size, space: Space::Memory32, prefetchable: false, assigned: true };
     for word in words {
         match (word, bar.space) {
             ("io", Space::Memory32) if !bar.prefetchable => bar.space = Space::Io,
@@ -132,6 +122,7 @@ fn bar(index: u8, text: &str) -> Option<Bar> {
             ("prefetchable", Space::Memory32 | Space::Memory64) if !bar.prefetchable => {
                 bar.prefetchable = true;
             }
+            ("unassigned", _) if bar.assigned => bar.assigned = false,
             _ => return None,
         }
     }
@@ -150,6 +141,45 @@ fn size(text: &str) -> Option<u64> {
     let (digits, shift) = with_unit.unwrap_or((text, 0));
     let plain = digits.bytes().all(|byte| byte.is_ascii_digit());
     plain.then(|| digits.parse::<u64>().ok()).flatten()?.checked_mul(1 << shift)
+}
+
+/// How configuration space answers.
+pub(super) fn answers(path: &Path, given: &Spanned<String>) -> Result<Answers, ProfileError> {
+    match given.value.as_str() {
+        "true" => Ok(Answers::Yes),
+        "false" => Ok(Answers::No),
+        "7f" => Ok(Answers::HeaderType7f),
+        _ => Err(refuse(
+            path,
+            given,
+            "answers",
+            "true, false for a function that reads as all ones, or 7f for a header of type 0x7f",
+        )),
+    }
+}
+
+/// The regions that each group's file lists; only of groups that `functions` are in.
+pub(super) fn reserved(
+    path: &Path,
+    given: Option<BTreeMap<u32, Spanned<Vec<Spanned<String>>>>>,
+    functions: &[ProfileFunction],
+) -> Result<BTreeMap<u32, BTreeSet<ReservedKind>>, ProfileError> {
+    let groups: BTreeSet<u32> = functions.iter().filter_map(|function| function.group).collect();
+    let kind = |text: &Spanned<String>| {
+        let kinds =
+            [ReservedKind::Direct, ReservedKind::DirectRelaxable, ReservedKind::Reserved, ReservedKind::Msi];
+        let found = kinds.into_iter().find(|kind| kind.as_str() == text.value);
+        found.ok_or_else(|| refuse(path, text, "reserved", "direct, direct-relaxable, reserved or msi"))
+    };
+    let mut regions = BTreeMap::new();
+    for (group, kinds) in given.into_iter().flatten() {
+        if !groups.contains(&group) {
+            let at = Spanned { value: group, referenced: kinds.referenced, defined: kinds.defined };
+            return Err(refuse(path, &at, "reserved", "a group that some function of this profile is in"));
+        }
+        regions.insert(group, kinds.value.iter().map(kind).collect::<Result<_, _>>()?);
+    }
+    Ok(regions)
 }
 
 /// A physical function's capability.

@@ -6,7 +6,7 @@ mod node;
 use std::{collections::BTreeSet, fs, time::Duration};
 
 use decide::{
-    consumer::Grant,
+    grant::Grant,
     wish::WorkloadType::{Container, VmPassthrough},
 };
 use node::{

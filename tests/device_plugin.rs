@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use std::pin::Pin;
 use std::time::Duration;
 
-use decide::consumer::{DeviceNode, Grant};
+use decide::grant::{DeviceNode, Grant};
 use reason::{Coded, Reason};
 use tempfile::TempDir;
 use tokio::net::UnixListener;

@@ -5,7 +5,7 @@
 //!  [inventory] ◀─ what was read ──┼─▶ [plan] ──▶ Plan: units, each with its [step]s, or its [refusal]s
 //!  [usage]: holds, pods, claims ──┘      │
 //!                                        ▼
-//!                 [offers] ──▶ Offer ──▶ [allocate] ──▶ [consumer] renders a Grant
+//!                 [offers] ──▶ Offer ──▶ [allocate] ──▶ [grant], for its consumer
 //! ```
 //! Nothing here touches a file, a socket, a clock or a thread: the agent reads, and publishers convert. So it depends on
 //! no tokio, no tonic, and no kubelet's types (`tests/rooms.rs` of the agent keeps that).
@@ -14,6 +14,7 @@
 
 pub mod allocate;
 pub mod consumer;
+pub mod grant;
 pub mod id;
 pub mod inventory;
 pub mod names;

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 use decide::{
     allocate::{Known, offered, open_for},
-    consumer::Grant,
+    grant::Grant,
     id::OfferId,
     usage::{Hold, HoldBy},
 };

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use decide::{consumer::Grant, offers::Offer};
+use decide::{grant::Grant, offers::Offer};
 use reason::{Code, Reason};
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use decide::consumer::Grant;
+use decide::grant::Grant;
 use reason::Reason;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::timeout;

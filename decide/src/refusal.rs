@@ -75,6 +75,13 @@ pub enum Refusal {
         /// The piece of memory.
         region: Reserved,
     },
+    /// What the firmware demands of a group's memory cannot be read.
+    ReservedUnknown {
+        /// The group.
+        group: u32,
+        /// Why not.
+        reason: String,
+    },
     /// A member does not answer any more.
     FunctionLost {
         /// The member.
@@ -145,6 +152,7 @@ impl Refusal {
             Self::BootFramebuffer { .. } => Code::BootFramebuffer,
             Self::KernelConsole { .. } => Code::KernelConsole,
             Self::ReservedRegion { .. } => Code::ReservedRegion,
+            Self::ReservedUnknown { .. } => Code::Unreadable,
             Self::FunctionLost { .. } => Code::FunctionLost,
             Self::BarUnassigned { .. } => Code::BarUnassigned,
             Self::NotPci { .. } => Code::NotPci,
@@ -229,8 +237,7 @@ impl fmt::Display for Refusal {
             Self::KernelConsole { address, console } => write!(
                 f,
                 "{address} carries the kernel's own console ({console}): taken away, the node's screen goes dark; boot with \
-                 another card as its display or with a serial console (console=ttyS0), or set releaseFramebuffers in the \
-                 config"
+                 another card as its display or with a serial console (console=ttyS0)"
             ),
             Self::ReservedRegion { group, region } => write!(
                 f,
@@ -238,6 +245,11 @@ impl fmt::Display for Refusal {
                  group: switch off what claims it in the firmware (HPE: \"Shared Memory\" or HP_SCAN of the slot; others: USB \
                  legacy support, remote management of the slot), update the firmware, or put the card into another slot",
                 region.start, region.end
+            ),
+            Self::ReservedUnknown { group, reason } => write!(
+                f,
+                "whether the firmware demands a direct mapping for group {group} is not known, and no VM could have it then: \
+                 {reason}"
             ),
             Self::FunctionLost { address } => write!(
                 f,

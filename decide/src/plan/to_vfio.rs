@@ -94,7 +94,10 @@ fn of_groups<'a>(inventory: &'a Inventory, unit: &'a Unit) -> impl Iterator<Item
         let reserved = group
             .direct_mappings()
             .map(move |region| Refusal::ReservedRegion { group: id, region: region.clone() });
-        strangers.chain(reserved).chain(group.noiommu.then_some(Refusal::NoIommuGroup))
+        let unknown = group.reserved_unknown.iter();
+        let unknown =
+            unknown.map(move |reason| Refusal::ReservedUnknown { group: id, reason: reason.clone() });
+        strangers.chain(reserved).chain(unknown).chain(group.noiommu.then_some(Refusal::NoIommuGroup))
     })
 }
 

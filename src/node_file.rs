@@ -8,6 +8,7 @@ use std::{
 };
 
 use decide::names::{Names, Prefer, pci_ids};
+use reason::{Code, Coded};
 use vfio::host::Host;
 
 /// Where distributions put the file: Debian and SUSE, then Fedora and RHEL (`hwdata`).
@@ -66,6 +67,23 @@ pub enum NodeFileWarning {
         /// The path below the root.
         path: PathBuf,
     },
+}
+
+impl Coded for NodeFileWarning {
+    fn code(&self) -> Code {
+        Code::NamesFile
+    }
+
+    fn retryable(&self) -> bool {
+        match self {
+            // A file may be put there, or put right, at any time: it is read anew with the next config.
+            Self::Missing { .. }
+            | Self::Read { .. }
+            | Self::NotAFile { .. }
+            | Self::TooLarge { .. }
+            | Self::NoNames { .. } => false,
+        }
+    }
 }
 
 /// Names for `host`: the built-in ones and those of `explicit`, or else of the first of [`USUAL_PATHS`] that can be used.

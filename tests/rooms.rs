@@ -267,6 +267,34 @@ fn rooms_know_only_those_that_they_may() {
     assert_eq!(circle(&arrows), None);
 }
 
+/// Every error has a code and says whether trying again helps, and no error's text repeats its source.
+#[test]
+fn every_error_is_coded() {
+    let (mut errors, mut coded) = (BTreeSet::new(), BTreeSet::new());
+    for dir in ["src", "decide/src", "vfio/src"] {
+        for text in files(&root().join(dir)).values() {
+            let text = code(text);
+            for derived in text.split("thiserror::Error").skip(1) {
+                let item = derived.lines().find_map(|line| {
+                    let line = line.split_once("enum ").or_else(|| line.split_once("struct "));
+                    line.filter(|(before, _)| before.starts_with("pub")).map(|(_, name)| name)
+                });
+                let name = item.unwrap().split(|c: char| !c.is_alphanumeric()).next().unwrap();
+                errors.insert(name.to_owned());
+                let head = derived.split("\n}").next().unwrap();
+                assert!(
+                    !head.contains("{source}") && !head.contains(": {0}\")]"),
+                    "{name} says its source itself"
+                );
+            }
+            let named = text.split("impl Coded for ").skip(1);
+            coded.extend(named.map(|rest| rest.split(' ').next().unwrap().to_owned()));
+        }
+    }
+    assert!(errors.len() > 20, "{errors:?}");
+    assert_eq!(errors.difference(&coded).collect::<Vec<_>>(), [&String::new(); 0]);
+}
+
 #[test]
 fn a_circle_is_found() {
     let arrows = |pairs: &[(u8, u8)]| {

@@ -3,7 +3,7 @@
 
 use std::{fmt, str::FromStr};
 
-use reason::{Code, Reason};
+use reason::{Code, Coded, Reason};
 use serde::{Deserialize, Serialize};
 
 use crate::id::OfferId;
@@ -23,6 +23,16 @@ pub enum Consumer {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is no consumer: it takes kubevirt or kata, spelt exactly so")]
 pub struct UnknownConsumer(pub String);
+
+impl Coded for UnknownConsumer {
+    fn code(&self) -> Code {
+        Code::WishUnclear
+    }
+
+    fn retryable(&self) -> bool {
+        false
+    }
+}
 
 impl Consumer {
     /// Both.

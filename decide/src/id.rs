@@ -2,6 +2,7 @@
 
 use std::{fmt, str::FromStr};
 
+use reason::{Code, Coded};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 use uuid::Uuid;
 use vfio::pci::Address;
@@ -20,6 +21,16 @@ pub enum OfferId {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is neither a PCI address such as 0000:3b:00.0 nor a UUID")]
 pub struct BadOfferId(pub String);
+
+impl Coded for BadOfferId {
+    fn code(&self) -> Code {
+        Code::InvalidRequest
+    }
+
+    fn retryable(&self) -> bool {
+        false
+    }
+}
 
 impl OfferId {
     /// The PCI function, where it is one.

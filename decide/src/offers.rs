@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use reason::{Code, Reason};
+use reason::{Code, Coded, Reason};
 use serde::Serialize;
 use vfio::{driver::is_vfio, iommu::group_node, pci::Function};
 
@@ -90,7 +90,7 @@ pub fn offers(view: View<'_>) -> Vec<Offer> {
             (Some(hold), _) => (hold.resource.clone(), true),
             (None, Ok(name)) => (name.to_string(), true),
             (None, Err(error)) => {
-                reasons.push(Reason::new(Code::NameRefused, error.to_string()));
+                reasons.push(error.reason());
                 (error.name, false)
             }
         };

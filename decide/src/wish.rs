@@ -5,7 +5,7 @@
 
 use std::{fmt, str::FromStr};
 
-use reason::{Code, Reason};
+use reason::{Code, Coded, Reason};
 use serde::{Deserialize, Serialize};
 
 use crate::consumer::Consumer;
@@ -113,6 +113,16 @@ impl Wish {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is no workload type: it takes container, vm-passthrough or vm-vgpu, spelt exactly so")]
 pub struct UnknownWorkloadType(pub String);
+
+impl Coded for UnknownWorkloadType {
+    fn code(&self) -> Code {
+        Code::WishUnclear
+    }
+
+    fn retryable(&self) -> bool {
+        false
+    }
+}
 
 impl WorkloadType {
     /// All three.

@@ -100,6 +100,8 @@ codes! {
     ModuleFile,
     /// The resource's name is one that Kubernetes would refuse.
     NameRefused,
+    /// A node's pci.ids file is passed over.
+    NamesFile,
     /// No agent answers on the node.
     NoAgent,
     /// There is no node for the group below `/dev/vfio`.

@@ -3,6 +3,7 @@
 use std::{path::Path, time::Duration};
 
 use decide::wish::{Desired, Wish};
+use reason::{Code, Coded};
 use tokio::{
     sync::{mpsc, watch},
     task::JoinSet,
@@ -45,6 +46,22 @@ pub enum StartError {
     /// The status socket.
     #[error(transparent)]
     Status(#[from] StatusError),
+}
+
+impl Coded for StartError {
+    fn code(&self) -> Code {
+        match self {
+            Self::Journal(error) => error.code(),
+            Self::Status(error) => error.code(),
+        }
+    }
+
+    fn retryable(&self) -> bool {
+        match self {
+            Self::Journal(error) => error.retryable(),
+            Self::Status(error) => error.retryable(),
+        }
+    }
 }
 
 impl Service {

@@ -8,7 +8,7 @@ use decide::{
     usage::Usage,
     wish::{Desired, Said, Source, Wish, WorkloadType, resolve},
 };
-use reason::{Reason, chain};
+use reason::{Coded, Reason, chain};
 use vfio::{
     child::{ChildCommand, READ_DEADLINE, Reader},
     host::{Host, Kernel},
@@ -141,7 +141,7 @@ pub fn looked_for(args: &WishArgs, config: &Config) -> Result<Desired, Failure> 
 pub fn naming(host: &Host, config: &Config) -> Result<Naming, Failure> {
     let loaded = node_file::load(host, config.names.file.as_deref(), config.names.prefer);
     for warning in &loaded.warnings {
-        tracing::warn!("{}", chain(warning));
+        tracing::warn!(code = %warning.code(), "{}", chain(warning));
     }
     let aliases = Aliases::from_lookup(|key| std::env::var(key).ok());
     aliases.check()?;

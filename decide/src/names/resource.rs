@@ -181,6 +181,16 @@ pub struct NameError {
     pub consumer: Consumer,
 }
 
+impl Coded for NameError {
+    fn code(&self) -> Code {
+        Code::NameRefused
+    }
+
+    fn retryable(&self) -> bool {
+        false
+    }
+}
+
 /// What Kubernetes, or a CDI reader, would object to in a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NameFault {
@@ -206,6 +216,16 @@ pub enum NameFault {
     /// A class that starts with a digit.
     #[error("as a CDI class it must start with a letter")]
     CdiStart,
+}
+
+impl Coded for NameFault {
+    fn code(&self) -> Code {
+        Code::NameRefused
+    }
+
+    fn retryable(&self) -> bool {
+        false
+    }
 }
 
 fn cure(consumer: Consumer) -> &'static str {

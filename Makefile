@@ -19,8 +19,8 @@ help: ## This list
 demo: build ## Plays the main job on a simulated node, narrates it, ends by itself
 	@"$(BUILD_DIR)/debug/vfiod" demo
 
-build: linker ## Builds vfiod (debug)
-	@$(CARGO) build --locked --bin vfiod
+build: linker ## Builds vfiod with its demo and the simulated kernel (debug); the product is built without
+	@$(CARGO) build --locked --features simulation --bin vfiod
 
 test: test-agent test-kernel ## Every test, those on a real kernel too
 
@@ -28,8 +28,9 @@ test-agent: linker ## All tests but those on a real kernel
 	@$(CARGO) test --locked --workspace --exclude vm-tests --no-run
 	@$(CARGO) test --locked --workspace --exclude vm-tests --no-fail-fast
 
-# What these need beyond Rust (QEMU, a kernel package) their harness checks for, installs or fetches, and explains.
-test-kernel: build ## The tests on a real Linux kernel in QEMU
+# What these need beyond Rust (QEMU, a kernel package) their harness checks for, installs or fetches, and explains. It builds
+# the agent itself, as the product is built: without the simulation.
+test-kernel: linker ## The tests on a real Linux kernel in QEMU
 	@$(CARGO) test --locked -p vm-tests --no-run
 	@$(CARGO) test --locked -p vm-tests --no-fail-fast
 
@@ -41,10 +42,13 @@ lint: fmt clippy doc deny ## Format, clippy, documentation, licences and sources
 fmt: ## Is everything formatted?
 	@$(CARGO) fmt --all --check
 
+# Tests, and what runs in a guest, turn the simulation on for all that is built with them: the product is looked at by itself.
 clippy: linker ## Clippy, every warning an error
 	@$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+	@$(CARGO) clippy --locked --workspace --exclude vm-tests -- -D warnings
 
 doc: linker ## The documentation builds without a warning
+	@RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --exclude vm-tests --no-deps
 	@RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps
 
 # One cargo-deny, of one version, so that the same tree gets the same answer everywhere.

@@ -18,6 +18,7 @@ pub mod lock;
 pub mod node_file;
 pub mod observe;
 pub mod pods;
+#[cfg(feature = "simulation")]
 pub mod standin;
 pub mod status;
 pub mod transaction;

@@ -114,7 +114,7 @@ codes! {
     NoIommuGroup,
     /// The running kernel's modules are not there.
     NoModuleDirectory,
-    /// The simulated node cannot be laid or changed.
+    /// The simulated node cannot be laid or changed, or this build has no simulated kernel at all.
     NoSimulation,
     /// The kubelet accepted the registration, and does not watch.
     NoStream,

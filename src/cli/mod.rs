@@ -2,6 +2,7 @@
 
 mod agent;
 mod bind;
+#[cfg(feature = "simulation")]
 mod demo;
 mod details;
 mod inspect;
@@ -39,6 +40,11 @@ pub const KERNEL_WRITER: &str = "kernel-writer";
 /// The hidden subcommand under which it looks at functions and processes, where that may block.
 pub const KERNEL_READER: &str = "kernel-reader";
 
+/// What `vfiod demo` says where it is not.
+#[cfg(not(feature = "simulation"))]
+const NO_DEMO: &str = "this build has no demo, since it has no simulated kernel: `cargo build --features simulation` makes one \
+                       that has both";
+
 /// Hands a Kubernetes node's GPUs to virtual machines and takes them back.
 #[derive(Debug, Parser)]
 #[command(name = "vfiod", version, max_term_width = 100)]
@@ -62,7 +68,16 @@ enum Command {
     /// Ask the agent on this node how it stands
     Status(status::StatusArgs),
     /// Play the main job on a simulated node, and tell each step
+    #[cfg(feature = "simulation")]
     Demo(demo::DemoArgs),
+    /// Not in this build: it has no simulated kernel
+    // Whoever follows a page that has it is told, whatever comes after it.
+    #[cfg(not(feature = "simulation"))]
+    #[command(hide = true, disable_help_flag = true)]
+    Demo {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
+        ignored: Vec<OsString>,
+    },
     #[command(name = KERNEL_WRITER, hide = true)]
     KernelWriter { root: PathBuf },
     #[command(name = KERNEL_READER, hide = true)]
@@ -72,7 +87,8 @@ enum Command {
 /// Where the node is.
 #[derive(Debug, Clone, Args)]
 pub struct NodeArgs {
-    /// The host is below DIR: its sys, dev, proc and lib/modules (a plain tree there is a simulated node)
+    /// The host is below DIR: its sys, dev, proc and lib/modules. A plain tree there can be looked at; writes to it only a
+    /// build with the feature `simulation` answers
     #[arg(long, value_name = "DIR")]
     root: Option<PathBuf>,
     /// Where the journal and the lock are kept [default: /var/lib/vfiod, below the root]
@@ -172,7 +188,10 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Bind(args) => bind::run(&args, WorkloadType::VmPassthrough),
         Command::Unbind(args) => bind::run(&args, WorkloadType::Container),
         Command::Status(args) => status::run(&args),
+        #[cfg(feature = "simulation")]
         Command::Demo(args) => demo::run(&args),
+        #[cfg(not(feature = "simulation"))]
+        Command::Demo { .. } => Err(NO_DEMO.into()),
         // A writer that is left behind in a blocked write has nothing open but its pipe.
         Command::KernelWriter { root } => {
             answer(root, |host, input, output| serve(&host.unheld(), input, output))

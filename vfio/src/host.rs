@@ -37,7 +37,7 @@ use crate::pci::Address;
 pub enum Kernel {
     /// The `sys` below the root is a sysfs: the running kernel answers.
     Real,
-    /// It is a plain directory tree: [`crate::sim`] answers writes as the kernel would.
+    /// It is a plain directory tree: the simulated kernel answers writes, or refuses each where the build has none.
     Simulated,
 }
 

@@ -14,7 +14,7 @@
 //! * [`vendor`]: GPU vendors as rows of one table: classes, drivers, device nodes, services
 //! * [`mod@write`]: the kernel writes that exist, as data
 //! * [`child`]: the child processes: the one seam through which writes go, and the reads that may block, each under a deadline
-//! * [`sim`]: a simulated kernel over a directory tree
+//! * `sim`: a simulated kernel over a directory tree, with the feature `simulation`
 //!
 //! Synchronous, and free of Kubernetes. Reading is a matter of [`host::Host`]; nothing but a [`child`] writes.
 
@@ -33,6 +33,7 @@ pub mod modules;
 pub mod pci;
 mod printable;
 pub mod process;
+#[cfg(feature = "simulation")]
 pub mod sim;
 pub mod vendor;
 pub mod write;

@@ -54,6 +54,18 @@ pub enum WriteError {
         /// Why.
         reason: String,
     },
+    /// The host is a plain tree, and this build has no simulated kernel that would answer. Nothing was written.
+    #[error(
+        "cannot {write}: {root}/sys is no sysfs but a plain directory, and this build of vfiod has no simulated kernel to answer \
+         a write there (one made with `cargo build --features simulation` has)",
+        root = root.display()
+    )]
+    NoSimulation {
+        /// The write.
+        write: Write,
+        /// The host's root.
+        root: PathBuf,
+    },
     /// The child could not be started.
     #[error("cannot start the writer {program}", program = program.display())]
     Start {
@@ -79,6 +91,7 @@ impl Coded for WriteError {
             Self::Late { .. } => Code::Wedged,
             Self::ChildEnded { .. } => Code::WriterEnded,
             Self::Refused { .. } => Code::WriteRefused,
+            Self::NoSimulation { .. } => Code::NoSimulation,
             Self::Start { .. } => Code::WriterNotStarted,
             Self::NotRecorded { .. } => Code::NotRecorded,
         }
@@ -90,7 +103,7 @@ impl Coded for WriteError {
             Self::Late { .. } | Self::ChildEnded { .. } | Self::Start { .. } | Self::NotRecorded { .. } => {
                 true
             }
-            Self::Refused { .. } => false,
+            Self::Refused { .. } | Self::NoSimulation { .. } => false,
         }
     }
 }

@@ -36,6 +36,8 @@ pub(super) enum Answer {
     Failed(i32),
     /// A write that the child refuses: it names something that no driver is called.
     Refused(String),
+    /// The tree is a plain one, and this build has no simulated kernel to take a write.
+    NoSimulation,
     /// The function as it is; nothing where there is none.
     Function(Option<Box<Function>>),
     /// Why the function cannot be read.

@@ -18,11 +18,12 @@ use super::{
     module,
     protocol::{Answer, Ask},
 };
+#[cfg(feature = "simulation")]
+use crate::sim;
 use crate::{
     holders::walk,
     host::{Host, Kernel},
     pci::{self, life},
-    sim,
     write::Write,
 };
 
@@ -148,6 +149,10 @@ fn failed(error: &io::Error) -> Answer {
 
 fn prepare(host: &Host, write: &Write) -> Result<Prepared, Answer> {
     write.check().map_err(|e| Answer::Refused(e.to_string()))?;
+    // Before anything is opened: what stands for a kernel's file in a plain tree may be anything.
+    if host.kernel() == Kernel::Simulated && !cfg!(feature = "simulation") {
+        return Err(Answer::NoSimulation);
+    }
     let path = write.path(host);
     // Opening a sysfs file for writing has no effect of its own.
     let access = if matches!(write, Write::LoadModule(_)) { OFlag::O_RDONLY } else { OFlag::O_WRONLY };
@@ -167,7 +172,7 @@ fn prepare(host: &Host, write: &Write) -> Result<Prepared, Answer> {
 
 fn carry_out(host: &Host, write: &Write, prepared: Prepared, agent: Pid) -> io::Result<()> {
     let result = match (prepared, write) {
-        (Prepared::Simulated, _) => sim::kernel::answer(host, write, agent).map_err(io::Error::from),
+        (Prepared::Simulated, _) => simulate(host, write, agent),
         (Prepared::Module(ready), Write::LoadModule(load)) => module::load(&ready, &load.options),
         (Prepared::Sysfs(mut file), _) => {
             // One write(2): sysfs takes each as a whole command.
@@ -183,6 +188,17 @@ fn carry_out(host: &Host, write: &Write, prepared: Prepared, agent: Pid) -> io::
         (Err(error), Write::LoadModule(_)) if error.raw_os_error() == Some(Errno::EEXIST as i32) => Ok(()),
         (result, _) => result,
     }
+}
+
+#[cfg(feature = "simulation")]
+fn simulate(host: &Host, write: &Write, agent: Pid) -> io::Result<()> {
+    sim::kernel::answer(host, write, agent).map_err(io::Error::from)
+}
+
+/// Nothing is prepared for a kernel that is not there.
+#[cfg(not(feature = "simulation"))]
+fn simulate(_: &Host, _: &Write, _: Pid) -> io::Result<()> {
+    Err(io::Error::from(Errno::ENOSYS))
 }
 
 /// What is written to a sysfs file.

@@ -70,6 +70,9 @@ impl Writer {
                 let cause = Cause::of(&seen, &write, errno);
                 Err(WriteError::Kernel { write, path, errno, cause })
             }
+            Ok((_, Answer::NoSimulation)) => {
+                Err(WriteError::NoSimulation { write, root: self.servant.host.root().to_owned() })
+            }
             Ok((_, Answer::Refused(reason))) => Err(WriteError::Refused { write, reason }),
             // An answer to another question: that child is not ours.
             Ok((pid, Answer::Function(_) | Answer::Unreadable(_) | Answer::Life(_) | Answer::Seen(_))) => {

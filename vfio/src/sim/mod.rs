@@ -5,7 +5,8 @@
 //! its writers, the command line, a stand-in VM) meet the same node. What the simulation keeps for itself lies in
 //! `.sim/` below the root: the write log, the faults to play, a lock.
 //!
-//! It is compiled in: `vfiod demo` and every `--root DIR` run on it. Where it and a real kernel disagree, it is wrong.
+//! It is there with the feature `simulation`: tests and `vfiod demo` run on it, and every `--root DIR` whose `sys` is a plain
+//! directory. Where it and a real kernel disagree, it is wrong.
 
 mod drivers;
 pub mod fault;
